@@ -1,0 +1,1 @@
+"""Settings: the vocabulary of `params.yaml`, of the Prefect form and of the parameters that MLflow records."""

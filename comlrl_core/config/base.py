@@ -1,0 +1,65 @@
+"""The base of all settings, and how a refused setting is explained."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from comlrl_core.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """A group of settings: unknown keys, infinities and NaN are errors, also on assignment."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_assignment=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+    )
+
+
+AnySettings = TypeVar("AnySettings", bound=BaseModel)
+
+
+def validate(model: type[AnySettings], values: Mapping[str, Any], source: str | Path) -> AnySettings:
+    """Build `model` from `values`; a refused setting becomes a `ConfigError` that names `source` and the field."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, source, model)) from None
+
+
+def explain(error: ValidationError, source: str | Path, model: type[BaseModel] | None = None) -> str:
+    """One line per refused field: source, dotted name, what is wrong, what was given and what is allowed."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"]) or "settings"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = f"unknown setting{_did_you_mean(problem['loc'], model)}"
+        elif problem["type"] not in {"missing", "value_error"}:
+            message = f"{message} (got {problem['input']!r})"
+        lines.append(f"{source}: {where}: {message}")
+    return "\n".join(lines)
+
+
+def _did_you_mean(location: tuple[int | str, ...], model: type[BaseModel] | None) -> str:
+    """The nearest known name beside the unknown one, and all of them when none is near."""
+    import difflib
+
+    for part in location[:-1]:
+        if model is None or part not in model.model_fields:
+            return ""
+        model = _nested_model(model.model_fields[str(part)].annotation)
+    if model is None:
+        return ""
+    near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(model.model_fields))}"
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)

@@ -1,0 +1,282 @@
+"""Groups of published fields that several algorithms share.
+
+Names and defaults are the published ones of CoMLRL 1.4; where a default is kept for compatibility only, the description
+says which value the shipped `params.yaml` uses. Fields under "ours" are additions and optional.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from comlrl_core.config.base import Settings
+
+Devices = Annotated[
+    str | list[str] | None,
+    Field(description="A device name (`cpu`, `cuda:0`) for all, or one per agent; null lets the run choose."),
+]
+Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
+LearningRate = Annotated[float, Field(gt=0.0, le=10.0)]
+
+
+class SamplingFields(Settings):
+    """How responses are sampled."""
+
+    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="Longest response, in tokens.")
+    temperature: float = Field(
+        0.6, gt=0.0, le=100.0, description="Softmax temperature of sampling (shipped settings: 1.0)."
+    )
+    top_p: float = Field(
+        0.6, gt=0.0, le=1.0, description="Nucleus mass kept by the sampler; 1.0 = off (shipped settings: 1.0)."
+    )
+    top_k: int | None = Field(
+        50, ge=1, description="Tokens kept by the sampler; null = all (shipped settings: null)."
+    )
+
+
+class RunningFields(Settings):
+    """Team size, passes over the data, evaluation and devices."""
+
+    num_agents: int = Field(2, ge=1, le=1024, description="Number of agents that answer together.")
+    num_train_epochs: int = Field(20, ge=1, description="Passes over the training pairs or tasks.")
+    agent_learning_rate: LearningRate = Field(5e-6, description="Learning rate of every agent.")
+    logging_steps: int = Field(50, ge=1, description="Environment steps between two logged training metrics.")
+    eval_interval: int = Field(
+        16, ge=0, description="Evaluate at batch indices divisible by this, the first included; 0 = never."
+    )
+    eval_num_samples: int = Field(4, ge=1, description="Evaluation tasks used at such a point.")
+    eval_batch_size: int = Field(1, ge=1, description="Evaluation tasks answered together.")
+    parallel_training: Literal["none", "mp"] = Field(
+        "none", description="`mp`: each agent on its own device of `agent_devices`."
+    )
+    agent_devices: Devices = None
+    reference_kl_enabled: bool = Field(
+        False, description="Penalise the distance to the initial policies (no effect on MADPO's loss)."
+    )
+    reference_kl_coef: Coefficient = Field(0.1, description="Weight of that penalty.")
+    reference_devices: Devices = None
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> "RunningFields":
+        if self.parallel_training == "mp" and not self.agent_devices:
+            raise ValueError("parallel_training: mp needs agent_devices (one device name per agent)")
+        for name in ("agent_devices", "reference_devices"):
+            given = getattr(self, name)
+            if isinstance(given, list) and len(given) not in (1, self.num_agents):
+                raise ValueError(
+                    f"{name} names {len(given)} devices for num_agents: {self.num_agents}; give one, or one per agent"
+                )
+        return self
+
+
+class OptimizationFields(Settings):
+    """Ours: seed, threads, optimizer and batching; none of them is in the published interface."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random stream of the run.")
+    num_threads: int | None = Field(
+        None, ge=1, le=4096, description="PyTorch threads (results depend on it); null = PyTorch's own choice."
+    )
+    gradient_clip: float | None = Field(
+        1.0, gt=0.0, description="Largest gradient norm of an agent; null = no clipping."
+    )
+    weight_decay: float = Field(0.0, ge=0.0, lt=1.0, description="AdamW weight decay.")
+    adam_beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW first-moment decay.")
+    adam_beta2: float = Field(0.999, ge=0.0, lt=1.0, description="AdamW second-moment decay.")
+    adam_epsilon: float = Field(1e-8, gt=0.0, le=1.0, description="AdamW denominator floor.")
+    lr_schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = Field(
+        "constant", description="Learning-rate schedule over the updates of one iteration."
+    )
+    lr_warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up at the start of the schedule.")
+    optimizer_state: Literal["carry", "reset"] = Field(
+        "carry", description="Keep AdamW's moments from one iteration to the next, or start afresh."
+    )
+    collection_batch_size: int | None = Field(
+        None, ge=1, description="Tasks answered together in a collection; null = all tasks."
+    )
+    tokens_per_batch: int | None = Field(
+        None, ge=1, description="Upper bound of tokens (rows x length) in one generation batch; null = no bound."
+    )
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="Pairs per forward pass inside an update; null = the whole minibatch."
+    )
+    on_nonfinite_loss: Literal["fail", "skip"] = Field(
+        "fail", description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop)."
+    )
+
+
+class RolloutFields(Settings):
+    """Buffers, and the rollout fields that preference algorithms accept at their defaults alone."""
+
+    rollout_buffer_size: int = Field(2, ge=1, description="Samples (pairs) that wait for one update.")
+    train_batch_size: int | None = Field(
+        None, ge=1, description="Samples (pairs) in one optimizer step; null = rollout_buffer_size."
+    )
+    num_turns: int = Field(1, description="Turns of a task; preference algorithms train on one.")
+    joint_mode: str = Field("aligned", description="How responses form joint responses; `aligned` alone here.")
+    discount: float = Field(1.0, description="Not used by preference algorithms.")
+    early_termination_threshold: float | None = Field(None, description="Not used by preference algorithms.")
+    external_prompt_passthrough: bool = Field(False, description="Not used by preference algorithms.")
+    advantage_normalization: bool = Field(True, description="Not used by MADPO.")
+    advantage_mode: str = Field("mean", description="Not used by MADPO.")
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> "RolloutFields":
+        if self.train_batch_size is not None and self.train_batch_size > self.rollout_buffer_size:
+            raise ValueError(
+                f"train_batch_size {self.train_batch_size} is above rollout_buffer_size {self.rollout_buffer_size}; "
+                "an update takes its minibatch from the buffer"
+            )
+        return self
+
+    def pairs_per_update(self) -> int:
+        """Pairs in one optimizer step."""
+        return self.train_batch_size or self.rollout_buffer_size
+
+
+class PreferenceFields(Settings):
+    """How candidates become pairs, and how pairs are counted."""
+
+    preference_num_candidates: int = Field(80, ge=2, description="Joint responses per task and side.")
+    preference_pairs_per_sample: int | None = Field(
+        16, ge=1, description="Most pairs kept per task; null = all (and null it must be for `all`)."
+    )
+    pair_selection: Literal["reward_gap", "all", "random"] = Field(
+        "reward_gap", description="Which pairs are kept first."
+    )
+    min_reward_gap: float = Field(0.0, ge=0.0, description="Pairs whose rewards differ by less are dropped.")
+    on_bad_reward: Literal["fail", "drop"] = Field(
+        "fail", description="Stop at a NaN, infinite or missing reward, or drop and count that joint response."
+    )
+    use_environment_step: bool = Field(True, description="Metrics are drawn over environment steps.")
+    environment_steps_per_pair: int = Field(2, ge=1, description="Environment steps counted per trained pair.")
+    collaboration_mode: Literal["decentralized", "centralized"] = Field(
+        "decentralized", description="Every agent writes its own response (one actor for all roles is not offered)."
+    )
+
+    @model_validator(mode="after")
+    def _selection_fits(self) -> "PreferenceFields":
+        if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
+            raise ValueError("preference_pairs_per_sample must be null with pair_selection: all")
+        if self.collaboration_mode == "centralized":
+            raise ValueError("collaboration_mode: centralized is not offered yet; allowed is decentralized")
+        return self
+
+
+class MADPOFields(Settings):
+    """The loss of multi-agent direct preference optimisation."""
+
+    dpo_beta: float = Field(0.1, gt=0.0, le=1e4, description="Inverse temperature of the preference loss.")
+    loss_type: Literal["sigmoid", "ipo", "hinge"] = Field("sigmoid", description="Preference loss.")
+    label_smoothing: float = Field(
+        0.0, ge=0.0, lt=0.5, description="Assumed share of wrong labels (sigmoid loss)."
+    )
+    reference: Literal["none", "initial", "previous"] = Field(
+        "none", description="Policies whose margins are subtracted: none, the run's first, or this iteration's first."
+    )
+
+    @model_validator(mode="after")
+    def _loss_fits(self) -> "MADPOFields":
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise ValueError(f"label_smoothing belongs to loss_type: sigmoid, not {self.loss_type}")
+        return self
+
+
+class ReplayFields(Settings):
+    """Which iteration files an update learns from."""
+
+    preference_replay_mode: Literal["current", "nearest_k", "all_history", "lambda_decay"] = Field(
+        "current", description="Iteration files that are eligible, and their weights."
+    )
+    preference_replay_k: int | None = Field(None, ge=1, description="Newest non-empty files (`nearest_k`).")
+    preference_replay_lambda: float | None = Field(
+        None, ge=0.0, le=1.0, description="Weight per age of a file (`lambda_decay`)."
+    )
+    preference_replay_sample_size: int | None = Field(
+        None, ge=1, description="Pairs drawn; null = as many as the newest non-empty file holds."
+    )
+    preference_replay_dir: str | None = Field(
+        None, description="Folder of the iteration files (Python trainers; a project uses `replay/`)."
+    )
+
+    @model_validator(mode="after")
+    def _replay_fits(self) -> "ReplayFields":
+        mode, k = self.preference_replay_mode, self.preference_replay_k
+        if mode == "nearest_k" and k is None:
+            raise ValueError("preference_replay_mode: nearest_k needs preference_replay_k (1 or more)")
+        if mode == "current" and k not in (None, 1):
+            raise ValueError(f"preference_replay_k under current may be null or 1, not {k}")
+        if mode in ("all_history", "lambda_decay") and k is not None:
+            raise ValueError(f"preference_replay_k belongs to nearest_k, not to {mode}")
+        if mode == "lambda_decay" and self.preference_replay_lambda is None:
+            raise ValueError("preference_replay_mode: lambda_decay needs preference_replay_lambda (0 to 1)")
+        if mode in ("nearest_k", "all_history") and self.preference_replay_lambda is not None:
+            raise ValueError(f"preference_replay_lambda belongs to lambda_decay, not to {mode}")
+        return self
+
+
+class ComparatorFields(Settings):
+    """The other side of each comparison."""
+
+    comparator_policy: Literal["current", "current_copy", "model", "history"] = Field(
+        "current", description="Who answers on the other side."
+    )
+    comparator_generation_mode: Literal["decentralized"] = Field(
+        "decentralized", description="One response per role, each from the role's own prompt."
+    )
+    comparator_centralized_agent_index: int = Field(
+        0, ge=0, description="Not used by decentralized comparators."
+    )
+    comparator_model_name: str | None = Field(
+        None, description="A name or folder for all roles (`comparator_policy: model`)."
+    )
+    comparator_agents: list[str] | None = Field(
+        None, description="A name or folder per role (`comparator_policy: model`)."
+    )
+    comparator_devices: Devices = None
+    comparator_num_candidates: int | None = Field(
+        None, ge=1, description="Joint responses of the comparator per task; null = as many as the team's."
+    )
+    comparator_history_k: int | None = Field(
+        None, ge=1, description="How many iterations back (`comparator_policy: history`); null = 1."
+    )
+    comparator_api_url: None = Field(None, description="Remote comparators are not offered yet.")
+    comparator_api_format: Literal["generic"] = Field(
+        "generic", description="Remote comparators are not offered yet."
+    )
+    comparator_api_model: None = Field(None, description="Remote comparators are not offered yet.")
+    comparator_api_max_n_per_request: None = Field(None, description="Remote comparators are not offered yet.")
+    comparator_api_timeout: float = Field(120.0, gt=0, description="Remote comparators are not offered yet.")
+    comparator_api_headers: None = Field(None, description="Remote comparators are not offered yet.")
+    comparator_api_key_env: None = Field(None, description="Remote comparators are not offered yet.")
+    comparator_api_key_header: str = Field("Authorization", description="Remote comparators are not offered yet.")
+    comparator_api_key_prefix: str = Field("Bearer", description="Remote comparators are not offered yet.")
+    comparator_api_response_field: str = Field("completions", description="Remote comparators are not offered yet.")
+    comparator_api_extra_body: None = Field(None, description="Remote comparators are not offered yet.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secrets(cls, values: object) -> object:
+        if isinstance(values, dict) and "comparator_api_key" in values:
+            given = values.pop("comparator_api_key") if isinstance(values, dict) else None
+            if given is not None:
+                raise ValueError(
+                    "comparator_api_key is refused: a key is never a setting. Put it into an environment variable and "
+                    "name that variable in comparator_api_key_env"
+                )
+        if isinstance(values, dict) and values.get("comparator_policy") == "api":
+            raise ValueError(
+                "comparator_policy: api is not offered yet; allowed are current, current_copy, model, history"
+            )
+        return values
+
+    @model_validator(mode="after")
+    def _policy_fits(self) -> "ComparatorFields":
+        named = [n for n in ("comparator_model_name", "comparator_agents") if getattr(self, n) is not None]
+        if self.comparator_policy == "model" and len(named) != 1:
+            raise ValueError("comparator_policy: model needs either comparator_model_name or comparator_agents")
+        if self.comparator_policy != "model" and named:
+            raise ValueError(f"{named[0]} belongs to comparator_policy: model, not to {self.comparator_policy}")
+        if self.comparator_history_k is not None and self.comparator_policy != "history":
+            raise ValueError(
+                f"comparator_history_k belongs to comparator_policy: history, not to {self.comparator_policy}"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""How a model is trained: one small protocol, and the engines that fulfil it."""

@@ -1,0 +1,62 @@
+"""Training and held-out tasks by name: the built-in sets, files and data sets."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from comlrl_core.environments import length_ratio, writing_prompts
+from comlrl_core.environments.tasks import load_tasks
+from comlrl_core.errors import ConfigError, DataError
+
+BUILTIN_PREFIX = "builtin:"
+Rows = list[dict[str, Any]]
+TASK_SETS: dict[str, Callable[..., tuple[Rows, Rows]]] = {
+    "length_ratio": length_ratio.make_tasks,
+    "writing_prompts": writing_prompts.make_tasks,
+}
+
+
+def task_sets(
+    train: str,
+    held_out: str | None,
+    num_train: int | None,
+    num_eval: int | None,
+    seed: int,
+    root: Path,
+) -> tuple[Rows, Rows]:
+    """(training rows, held-out rows) of the sources named in the settings.
+
+    A built-in set never shares a task between the two; for other sources a shared `task_id` is an error, since it would
+    make the evaluation measure what was trained on. Relative files are looked for under `root`.
+    """
+    training = _rows("train", train, num_train, num_eval, seed, root)
+    evaluation = [] if held_out is None else _rows("eval", held_out, num_train, num_eval, seed, root)
+    shared = {row["task_id"] for row in training} & {row["task_id"] for row in evaluation}
+    if shared:
+        raise DataError(
+            f"tasks.eval {held_out!r} and tasks.train {train!r} share {len(shared)} tasks ({min(shared)} ...); held-out tasks "
+            "must be others than those trained on"
+        )
+    return training, evaluation
+
+
+def _rows(
+    part: str, source: str, num_train: int | None, num_eval: int | None, seed: int, root: Path
+) -> Rows:
+    if source.startswith(BUILTIN_PREFIX):
+        name = source.removeprefix(BUILTIN_PREFIX)
+        if name not in TASK_SETS:
+            raise ConfigError(
+                f"tasks.{part}: there is no built-in task set {name!r}; known are {', '.join(sorted(TASK_SETS))}"
+            )
+        if num_train is None or num_eval is None:
+            raise ConfigError(f"tasks.num_{part}: a built-in task set needs a number, not null")
+        return TASK_SETS[name](num_train, num_eval, seed)[0 if part == "train" else 1]
+    limit = num_train if part == "train" else num_eval
+    return load_tasks(_located(source, root), limit)
+
+
+def _located(source: str, root: Path) -> str:
+    """A relative file as seen from `root`, with its slice kept; a data set's name as it is."""
+    name = source.partition("[")[0]
+    return str(root / source) if (root / name).exists() else source

@@ -1,0 +1,1 @@
+"""From candidates to training pairs: scoring, pairing, iteration files and replay."""

@@ -1,0 +1,176 @@
+"""Finding a reward function by the name in a settings file, and naming the version that was found."""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from comlrl_core.errors import ConfigError
+from comlrl_core.rewards.contract import RewardFunction, function_name
+
+BUILTIN_PREFIX = "builtin:"
+BUILTIN_REWARDS = {"length_ratio": "comlrl_core.rewards.length_ratio:length_ratio"}
+FORMS = (
+    f"{BUILTIN_PREFIX}<name> ({', '.join(sorted(BUILTIN_REWARDS))}), package.module:function, "
+    "or my_rewards.py:function"
+)
+VERSION_DIGITS = 16
+
+
+class LoadedReward(NamedTuple):
+    """A reward function ready to call, its name, and a digest of its source file and keyword arguments."""
+
+    func: RewardFunction
+    name: str
+    version: str
+
+
+def load_reward(
+    spec: str,
+    kwargs: Mapping[str, Any] | None = None,
+    root: str | Path | None = None,
+    setting: str = "reward_func",
+) -> LoadedReward:
+    """The reward function that `spec` names, with `kwargs` bound to it; errors start with `setting`.
+
+    `spec` is `builtin:<name>`, `package.module:function` or `my_rewards.py:function`; a relative file is
+    looked for under `root` (default: the working folder), which becomes importable too. Raises `ConfigError`
+    saying what is missing.
+    """
+    folder = Path(root) if root is not None else Path.cwd()
+    target = _builtin(spec, setting) if spec.startswith(BUILTIN_PREFIX) else spec
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise ConfigError(f"{setting}: {spec!r} names no function; allowed: {FORMS}")
+    module = (
+        _load_file(folder / place, spec, setting)
+        if place.endswith(".py")
+        else _load_module(place, spec, folder, setting)
+    )
+    func: Any = module
+    for part in name.split("."):
+        func = getattr(func, part, None)
+    if func is None or not callable(func):
+        what = "is not callable" if func is not None else "does not exist"
+        raise ConfigError(f"{setting}: {name!r} in {place} {what} ({spec!r})")
+    bound = dict(kwargs or {})
+    shown = spec.removeprefix(BUILTIN_PREFIX)
+    return LoadedReward(
+        _bind(func, bound, spec, setting), shown, _version(_source_bytes(module), bound, spec, setting)
+    )
+
+
+def identify_reward(func: RewardFunction) -> tuple[str, str]:
+    """(name, version) of a function given as an object: the version is a digest of its source text.
+
+    A callable without readable source (written in C, typed into a console) gets the version `unversioned`.
+    """
+    inner = func.func if isinstance(func, functools.partial) else func
+    target = inner if inspect.isroutine(inner) else type(inner)
+    module = getattr(target, "__module__", None)
+    name = f"{module}:{getattr(target, '__qualname__', function_name(inner))}"
+    try:
+        source = inspect.getsource(target)
+    except (OSError, TypeError):
+        return name, "unversioned"
+    return name, hashlib.sha256(source.encode()).hexdigest()[:VERSION_DIGITS]
+
+
+def source_file(spec: str, root: str | Path | None = None) -> Path | None:
+    """The user's own file behind `spec` (a `.py` file, a module under `root`); None for what is installed."""
+    folder = Path(root) if root is not None else Path.cwd()
+    place = spec.rpartition(":")[0]
+    if spec.startswith(BUILTIN_PREFIX) or not place:
+        return None
+    if place.endswith(".py"):
+        return folder / place
+    parts = place.split(".")
+    candidates = (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _builtin(spec: str, setting: str) -> str:
+    name = spec.removeprefix(BUILTIN_PREFIX)
+    if name not in BUILTIN_REWARDS:
+        raise ConfigError(f"{setting}: there is no built-in reward {name!r}; allowed: {FORMS}")
+    return BUILTIN_REWARDS[name]
+
+
+def _make_importable(folder: Path) -> None:
+    """Let modules in `folder` be imported, after all that is installed (they must shadow no package)."""
+    entry = str(folder.resolve())
+    if entry not in sys.path:
+        sys.path.append(entry)
+
+
+def _load_file(path: Path, spec: str, setting: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{setting}: there is no file {path} ({spec!r})")
+    _make_importable(path.parent)
+    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
+    module_name = f"comlrl_user_{path.stem}_{digest[:VERSION_DIGITS]}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    if found is None or found.loader is None:
+        raise ConfigError(f"{setting}: {path} cannot be imported ({spec!r})")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module  # data classes and pickling look modules up by name
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ConfigError(f"{setting}: importing {path} raised {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str, spec: str, folder: Path, setting: str) -> ModuleType:
+    _make_importable(folder)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(
+            f"{setting}: importing {name} raised {type(error).__name__}: {error} ({spec!r}; allowed: {FORMS})"
+        ) from error
+
+
+def _bind(func: Any, kwargs: dict[str, Any], spec: str, setting: str) -> RewardFunction:
+    if not kwargs:
+        return func
+    if taken := {"batch_items", "prompts"} & kwargs.keys():
+        raise ConfigError(
+            f"{setting}: {sorted(taken)[0]!r} is passed by the training; {spec!r} cannot be given another"
+        )
+    try:
+        inspect.signature(func).bind_partial(**kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting}: {spec!r} does not take the keyword arguments {kwargs}: {error}"
+        ) from error
+    except ValueError:
+        pass  # no signature to check
+    bound = functools.partial(func, **kwargs)
+    bound.__dict__["__name__"] = function_name(func)
+    if (reward_range := getattr(func, "reward_range", None)) is not None:
+        bound.__dict__["reward_range"] = reward_range
+    return bound
+
+
+def _source_bytes(module: ModuleType) -> bytes:
+    path = getattr(module, "__file__", None)
+    return Path(path).read_bytes() if path and Path(path).is_file() else module.__name__.encode()
+
+
+def _version(source: bytes, kwargs: dict[str, Any], spec: str, setting: str) -> str:
+    try:
+        settings = json.dumps(kwargs, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{setting}: the keyword arguments of {spec!r} must be plain values: {error}"
+        ) from error
+    return hashlib.sha256(source + b"\0" + settings.encode()).hexdigest()[:VERSION_DIGITS]

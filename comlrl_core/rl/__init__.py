@@ -1,0 +1,1 @@
+"""Pure tensor functions: masks, log-probabilities, losses. This package imports torch and nothing else."""

@@ -1,0 +1,193 @@
+"""Where a run keeps its iterations, and the manifest that ties each one to its past.
+
+    replay/iteration_0001.json (+ .meta.json)   models/iteration_0001/{agent_0/ ..., manifest.json}   state/iteration_0001/
+
+Iteration 0 is the initial team. Nothing here holds a time, a host or an absolute path, so equal runs give equal bytes.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from comlrl_core.errors import DataError
+from comlrl_core.files import read_json, sha256_file, sync_folder, write_json
+
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True)
+class Store:
+    """The three folders of a run's iterations."""
+
+    replay: Path
+    models: Path
+    state: Path
+
+    @classmethod
+    def below(cls, root: Path) -> "Store":
+        """The layout of a project: `replay/`, `models/` and `state/` under `root`."""
+        return cls(root / "replay", root / "models", root / "state")
+
+    def policy(self, iteration: int) -> Path:
+        """Folder of the policies that `iteration` left behind."""
+        return self.models / f"iteration_{iteration:04d}"
+
+    def training_state(self, iteration: int) -> Path:
+        """Folder of optimizer moments and counters after `iteration`."""
+        return self.state / f"iteration_{iteration:04d}"
+
+    def manifest(self, iteration: int) -> "Manifest":
+        """The manifest of `iteration`; `DataError` where it is missing or damaged."""
+        return Manifest.read(self.policy(iteration) / MANIFEST)
+
+    def has(self, iteration: int) -> bool:
+        """Whether `iteration` was published (its manifest is written last)."""
+        return (self.policy(iteration) / MANIFEST).is_file()
+
+
+@dataclass(frozen=True)
+class IterationEntry:
+    """One iteration file of a run's history: its number, how many pairs it holds and the SHA-256 of its bytes."""
+
+    iteration: int
+    num_pairs: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an iteration was made from.
+
+    Attributes:
+        iteration: its number; 0 for the initial team.
+        inputs: digest of everything that decided its content (settings, tasks, oracle, code, the manifest before).
+        environment_steps: joint responses trained on so far.
+        history: every iteration file up to this one, oldest first; the files that a later draw may use.
+        previous: SHA-256 of the manifest before, so that one manifest stands for all of its past.
+        policy: digest of the agents' folders beside it.
+    """
+
+    iteration: int
+    inputs: str
+    environment_steps: int
+    history: tuple[IterationEntry, ...]
+    previous: str | None
+    policy: str
+
+    def write(self, path: Path) -> None:
+        """Write the manifest (at once)."""
+        write_json(path, asdict(self), indent=2)
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Read a manifest; a `DataError` names the file and the field at fault."""
+        values = read_json(path)
+        fields: dict[str, Any] = {
+            "iteration": int, "inputs": str, "environment_steps": int, "history": list, "policy": str,
+        }
+        if not isinstance(values, dict):
+            raise DataError(f"{path}: a mapping is expected")
+        for name, kind in fields.items():
+            if not isinstance(values.get(name), kind):
+                raise DataError(f"{path}: {name} must be {kind.__name__}, not {values.get(name)!r}")
+        try:
+            history = tuple(IterationEntry(**entry) for entry in values.pop("history"))
+            return cls(history=history, **values)
+        except TypeError as error:
+            raise DataError(f"{path}: not a manifest of this version: {error}") from None
+
+    def eligible(self) -> list[int]:
+        """Iterations whose files may be drawn from, oldest first."""
+        return [entry.iteration for entry in self.history]
+
+    def next(self, *, inputs: str, previous: str, entry: IterationEntry, environment_steps: int) -> "Manifest":
+        """The manifest of the iteration after this one (its `policy` is filled in when it is published)."""
+        return replace(
+            self,
+            iteration=self.iteration + 1,
+            inputs=inputs,
+            previous=previous,
+            history=(*self.history, entry),
+            environment_steps=environment_steps,
+            policy="",
+        )
+
+
+def initial_manifest(inputs: str) -> Manifest:
+    """The manifest of the initial team."""
+    return Manifest(iteration=0, inputs=inputs, environment_steps=0, history=(), previous=None, policy="")
+
+
+def manifest_digest(store: Store, iteration: int) -> str:
+    """SHA-256 of the manifest of `iteration`."""
+    return sha256_file(store.policy(iteration) / MANIFEST)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `target` by one rename if the block ends without an error, else it is removed.
+
+    A `target` that is already there is replaced.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        yield staging
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    move_folder(staging, target)
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Put `source` in the place of `target` by rename (both on one file system)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        outdated = target.with_name(f".{target.name}.{os.getpid()}.outdated")
+        shutil.rmtree(outdated, ignore_errors=True)
+        os.replace(target, outdated)
+        os.replace(source, target)
+        shutil.rmtree(outdated, ignore_errors=True)
+    else:
+        os.replace(source, target)
+    sync_folder(target.parent)
+
+
+def check_unoccupied(replay: Path) -> None:
+    """Refuse a replay folder that already holds iteration files of another run."""
+    found = sorted(replay.glob("iteration_*.json")) if replay.is_dir() else []
+    if found:
+        raise DataError(
+            f"{replay}: already holds iteration files ({found[0].name} ...) of another run; name an empty folder in "
+            "preference_replay_dir, or resume that run"
+        )
+
+
+def verify_history(store: Store, manifest: Manifest) -> None:
+    """Check that the iteration files which a manifest lists are there, byte for byte."""
+    from comlrl_core.preference.files import iteration_path
+
+    for entry in manifest.history:
+        path = iteration_path(store.replay, entry.iteration)
+        if not path.is_file():
+            raise DataError(f"{path}: missing, but iteration {manifest.iteration} was made from it")
+        if sha256_file(path) != entry.digest:
+            raise DataError(f"{path}: changed since iteration {manifest.iteration} was made from it")
+
+
+def latest(store: Store) -> int | None:
+    """The newest published iteration, or None."""
+    if not store.models.is_dir():
+        return None
+    numbers = [int(p.parent.name.removeprefix("iteration_")) for p in store.models.glob(f"iteration_*/{MANIFEST}")]
+    return max(numbers, default=None)
+
+

@@ -1,0 +1,1 @@
+"""The agents of a team: loading, prompts, batched generation, checkpoints."""

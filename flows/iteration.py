@@ -1,0 +1,34 @@
+"""One iteration: collect, score, pair, sample, update, publish, evaluate."""
+
+from prefect import flow
+
+from comlrl_core.preference.files import iteration_path, read_iteration
+from flows.artifacts import publish_pairs_table
+from tasks.calling import call, orchestrated
+from tasks.collect import collect, num_chunks
+from tasks.evaluate import evaluate_iteration
+from tasks.job import Job
+from tasks.pair import pair
+from tasks.sample import sample
+from tasks.score import score
+from tasks.update import publish, update
+
+
+@flow(name="iteration", flow_run_name="iteration-{iteration:04d}", validate_parameters=False)
+def iterate(job: Job, iteration: int) -> None:
+    """Run one iteration and publish it; finished steps of an interrupted attempt are not repeated.
+
+    Args:
+        job: the training job.
+        iteration: its number, from 1; the one before must be published.
+    """
+    for chunk in range(num_chunks(job)):
+        call(collect, job, iteration, chunk)
+        call(score, job, iteration, chunk)
+    call(pair, job, iteration)
+    call(sample, job, iteration)
+    call(update, job, iteration)
+    call(publish, job, iteration)
+    call(evaluate_iteration, job, iteration)
+    if orchestrated():
+        publish_pairs_table(iteration, read_iteration(iteration_path(job.store.replay, iteration)))

@@ -1,0 +1,101 @@
+"""From a project and settings to a job: where it works, and whether its results are the project's own."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comlrl_core.config.files import dump_yaml, read_params
+from comlrl_core.config.run import RunConfig, chain, iteration_key
+from comlrl_core.files import atomic_write_text
+from comlrl_core.rewards.loading import source_file
+from flows import pipeline
+from flows.package_lock import check_lock, package_digest, write_lock
+from flows.project import Project
+from tasks.job import Job, run_key
+
+logger = logging.getLogger("comlrl_core.stages")
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, the project that it belongs to, and the folder that it works in.
+
+    `tracked` means that the settings are those of `params.yaml` and DVC keeps the project: finished stages are recorded.
+    """
+
+    job: Job
+    project: Project
+    place: Project
+    tracked: bool
+
+
+def plan(project: Project, config: RunConfig) -> Plan:
+    """Decide where `config` runs: in the project itself if its settings are those of `params.yaml`, else in `runs/<key>`."""
+    own = project.params.is_file() and _results(read_params(project.params).run_config()) == _results(config)
+    work_root = project.work_root if own else project.work_root / RUNS / run_key(config)
+    job = Job(source_root=project.work_root, work_root=work_root, config=config, code=package_digest())
+    tracked = own and pipeline.is_tracked(project.work_root)
+    return Plan(job, project, Project.at(work_root), tracked)
+
+
+def open_place(planned: Plan) -> None:
+    """Make the working folder ready: its settings file, or the project's lock file and dependencies."""
+    if planned.tracked:
+        write_lock(planned.project.work_root)
+        pipeline.sync_dependencies(planned.project.dvc_yaml, user_files(planned.job))
+    elif planned.job.work_root != planned.project.work_root:
+        planned.job.work_root.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(planned.place.params, params_text(planned.job.config))
+        logger.info("the settings differ from params.yaml: this run works in %s", planned.job.work_root)
+
+
+def check_stage(job: Job, project: Project) -> None:
+    """Refuse a DVC stage whose recorded dependencies would not be what it really uses."""
+    from comlrl_core.errors import ConfigError
+
+    problem = check_lock(project.work_root)
+    if problem:
+        raise ConfigError(f"{problem}; start the pipeline with `comlrl repro` (or `comlrl init`), which brings it up to date")
+    missing = pipeline.missing_dependencies(project.dvc_yaml, user_files(job))
+    for stage, files in missing.items():
+        raise ConfigError(
+            f"{project.dvc_yaml}: stage {stage} does not depend on {', '.join(files)}, which the settings use; `comlrl repro` "
+            "(or `comlrl init`) adds it"
+        )
+
+
+def user_files(job: Job) -> dict[str, list[Path]]:
+    """The user's own files behind the settings, per DVC stage: reward code, formatters, local models, task files."""
+    root, config = job.source_root, job.config
+    formatter = [source_file(config.team.formatter, root)] if config.team.formatter else []
+    reward = [source_file(spec, root) for spec in (config.reward.function, config.reward.processor) if spec]
+    models = [root / name for name in config.team.agents or [config.team.agent_model or ""] if (root / name).is_dir()]
+    tasks = [root / name.partition("[")[0] for name in (config.tasks.train, config.tasks.eval) if name]
+    training = config.training
+    compared = [getattr(training, "comparator_model_name", None), *(getattr(training, "comparator_agents", None) or [])]
+    return {
+        "prepare": _existing([*formatter, *models, *tasks]),
+        "iterate": _existing([*formatter, *reward, *(root / name for name in compared if name)]),
+        "evaluate": _existing([*formatter, *reward]),
+    }
+
+
+def _existing(paths: list[Path | None]) -> list[Path]:
+    return [path for path in dict.fromkeys(paths) if path is not None and path.exists()]
+
+
+def params_text(config: RunConfig) -> str:
+    """Settings as a parameter file that DVC and `comlrl` can read."""
+    count = config.num_iterations
+    values = {**config.values(), "last_iteration": iteration_key(count), "iterations": chain(count)}
+    return dump_yaml(values)
+
+
+def _results(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide what a run writes into its folder."""
+    values = config.values()
+    values.pop("tracking")
+    return values

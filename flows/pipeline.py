@@ -1,0 +1,297 @@
+"""What a run asks of DVC: is a stage up to date, record it, restore it, make a repository.
+
+DVC is imported inside the functions: it costs half a second and a plain run without a pipeline needs none of
+it. Stages are addressed by the absolute path of their `dvc.yaml`, so the working directory does not matter.
+Names are those of DVC: `prepare`, `iterate@0001`, `evaluate`.
+"""
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from comlrl_core.errors import ComlrlError
+from flows.pipeline_files import iteration_key, missing_dependencies, set_iterations, sync_dependencies
+
+__all__ = [
+    "PipelineError",
+    "commit",
+    "dvc_root",
+    "init",
+    "inputs_digest",
+    "is_current",
+    "is_tracked",
+    "iteration_key",
+    "missing_dependencies",
+    "restore",
+    "set_iterations",
+    "status",
+    "sync_dependencies",
+]
+
+logger = logging.getLogger(__name__)
+
+_one_at_a_time = threading.RLock()  # DVC's lock excludes other processes, not other threads of this one
+
+
+class PipelineError(ComlrlError):
+    """DVC could not do what was asked; the message holds its reason."""
+
+
+def is_tracked(work_root: Path) -> bool:
+    """True means: the project has a `dvc.yaml` and lies in a DVC repository."""
+    return (Path(work_root) / "dvc.yaml").is_file() and dvc_root(work_root) is not None
+
+
+def dvc_root(work_root: Path) -> Path | None:
+    """The folder of the DVC repository that holds `work_root`, as DVC looks for it."""
+    folder = Path(work_root).resolve()
+    return next((path for path in (folder, *folder.parents) if (path / ".dvc").is_dir()), None)
+
+
+def status(work_root: Path, stage: str) -> list[str]:
+    """What `dvc status` says about `stage`, one line each; empty means up to date.
+
+    Raises `PipelineError` if there is no such stage, or if another process is running it.
+    """
+    with _stage(work_root, stage, "read the status of") as loaded:
+        return _lines(loaded.status())
+
+
+def is_current(work_root: Path, stage: str) -> bool:
+    """True means: the stage's command, settings, dependencies and outputs are those that `dvc.lock` records.
+
+    Always False without a DVC pipeline.
+    """
+    return is_tracked(work_root) and not status(work_root, stage)
+
+
+def inputs_digest(work_root: Path, stage: str) -> str:
+    """SHA-256 over what `stage` would be run with now: its command, settings and dependencies' contents.
+
+    Take it before the work and give it to `commit`, which then refuses to record results under changed
+    inputs.
+    """
+    with _stage(work_root, stage, "read the inputs of") as loaded:
+        return _inputs(loaded)
+
+
+def commit(work_root: Path, stage: str, *, expected_inputs: str | None = None) -> bool:
+    """Record the files on disk as the result of `stage` (`dvc commit`), also in the run cache.
+
+    False, with nothing recorded, if the inputs are no longer those of `expected_inputs`, or without a
+    pipeline. Raises `PipelineError` if an output or dependency is missing.
+    """
+    if not is_tracked(work_root):
+        return False
+    with _stage(work_root, stage, "commit") as loaded:
+        if expected_inputs is not None and _inputs(loaded) != expected_inputs:
+            logger.warning(
+                "what %s depends on (code, settings, data) changed while it ran: its results are not committed",
+                stage,
+            )
+            return False
+        loaded.save(allow_missing=False)
+        loaded.commit(allow_missing=False, relink=True)
+        loaded.dvcfile.dump_stages([loaded], update_pipeline=False)
+    return True
+
+
+def restore(work_root: Path, stage: str) -> bool:
+    """Put the outputs of `stage` in place from DVC's cache instead of computing them; True means they are
+    there now.
+
+    Works when `dvc.lock` fits the present inputs and outputs are missing or damaged, and when the run cache
+    knows a former run with these inputs. Outputs whose content is in no cache (edited by hand) are never
+    overwritten.
+    """
+    if not is_tracked(work_root):
+        return False
+    with _stage(work_root, stage, "restore") as loaded:
+        if not loaded.status():
+            return True
+        if any(out.use_cache and out.exists and not _in_cache(out) for out in loaded.outs):
+            return False
+        if any(not dep.exists for dep in loaded.deps):
+            return False
+        if not loaded.changed_stage() and not loaded.changed_deps():
+            loaded.checkout(force=True)  # never asks: everything that it replaces is in the cache
+        else:
+            _restore_former_run(loaded)
+        return not loaded.status()
+
+
+def _restore_former_run(loaded: Any) -> None:
+    from dvc.stage.cache import RunCacheNotFoundError
+
+    try:
+        loaded.repo.stage_cache.restore(loaded)
+    except RunCacheNotFoundError:
+        return
+    loaded.save(allow_missing=False)
+    loaded.commit(allow_missing=False, relink=True)
+    loaded.dvcfile.dump_stages([loaded], update_pipeline=False)
+
+
+@contextmanager
+def _stage(work_root: Path, name: str, action: str) -> Iterator[Any]:
+    """The loaded stage, under DVC's repository lock."""
+    file = Path(work_root).resolve() / "dvc.yaml"
+    if not file.is_file():
+        raise PipelineError(f"cannot {action} {name}: {file} does not exist")
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo, lock_repo
+
+    with _one_at_a_time:
+        try:
+            with Repo(str(file.parent), _wait_for_lock=True) as repo, lock_repo(repo):
+                repo.stage_cache = _run_cache(repo, file)
+                yield repo.stage.load_one(str(file), name)
+        except DvcException as error:
+            reason = str(error).strip() or type(error).__name__
+            cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+            raise PipelineError(f"cannot {action} {name} of {file}: {reason}{cause}") from error
+
+
+def _run_cache(repo: Any, dvc_yaml: Path) -> Any:
+    """DVC's run cache, for any working directory: its own looks for `dvc.yaml` in the present one."""
+    from dvc.stage import PipelineStage, create_stage
+    from dvc.stage.cache import StageCache
+    from dvc.stage.loader import StageLoader
+
+    class RunCache(StageCache):  # type: ignore[misc, unused-ignore]
+        def _create_stage(self, cache: dict[str, Any], wdir: str | None = None) -> Any:
+            outs = [out["path"] for out in cache["outs"]]
+            stage = create_stage(
+                PipelineStage, repo=self.repo, path=str(dvc_yaml), cmd=cache["cmd"], wdir=wdir, outs=outs
+            )
+            StageLoader.fill_from_lock(stage, cache)
+            return stage
+
+    return RunCache(repo)
+
+
+def _lines(status: Mapping[str, Sequence[Any]]) -> list[str]:
+    lines = []
+    for entry in (entry for entries in status.values() for entry in entries):
+        if not isinstance(entry, Mapping):
+            lines.append(str(entry))
+            continue
+        for (
+            kind,
+            changes,
+        ) in entry.items():  # {"changed deps": {"data/x": "modified", "params.yaml": {"seed": "new"}}}
+            lines += [f"{kind}: {name} ({_flat(change)})" for name, change in changes.items()]
+    return lines
+
+
+def _flat(change: Any) -> str:
+    if isinstance(change, Mapping):
+        return ", ".join(f"{name} {_flat(value)}" for name, value in change.items())
+    return str(change)
+
+
+def _inputs(loaded: Any) -> str:
+    from dvc.stage.serialize import to_single_stage_lockfile
+
+    loaded.save_deps(allow_missing=True)
+    entry = to_single_stage_lockfile(loaded)
+    content = {key: value for key, value in entry.items() if key != "outs"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _in_cache(out: Any) -> bool:
+    """True means: every byte that lies where `out` belongs is also in DVC's cache."""
+    _, _, found = out._build(
+        out.cache,
+        out.fs_path,
+        out.fs,
+        out.hash_name,
+        ignore=out.dvcignore,
+        dry_run=True,
+        no_progress_bar=True,
+    )
+    files = [entry.value for _, _, entry in found] if found.hash_info.isdir else [found.hash_info.value]
+    return all(out.cache.exists(value) for value in files)
+
+
+def init(work_root: Path) -> str:
+    """Make the project a DVC repository; safe to repeat. Returns how: "git", "subdir", "no-scm" or "present".
+
+    "subdir" is a folder inside a git repository, "no-scm" one outside any (or one that git ignores). A
+    project that was copied without its `.git` gets `core.no_scm` in the private `.dvc/config.local`, without
+    which every command fails. Telemetry and update checks are switched off in the repository's settings, and
+    `.comlrl` is kept out of DVC and git.
+    """
+    root = Path(work_root).resolve()
+    git_root = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    existing = dvc_root(root)
+    if existing is not None:
+        kind = "present"
+        if git_root is None:
+            _without_git(existing)
+    else:
+        kind = "no-scm" if git_root is None else "git" if git_root == root else "subdir"
+        kind = _create(root, kind)
+    _ensure_lines(root / ".dvcignore", ["/.comlrl/", "__pycache__/"])
+    if git_root is not None and kind != "no-scm":
+        _ensure_lines(root / ".gitignore", ["/.comlrl/", "__pycache__/"])
+    return kind
+
+
+def _create(root: Path, kind: str) -> str:
+    from dvc.exceptions import DvcException, InitError
+    from dvc.repo import Repo
+
+    with _one_at_a_time:
+        try:
+            try:
+                repo = Repo.init(str(root), no_scm=kind == "no-scm", subdir=kind == "subdir")
+            except InitError as error:
+                if kind == "no-scm" or (root / ".dvc").exists():
+                    raise
+                logger.warning("git cannot hold the pipeline of %s (%s): it is kept without git", root, error)
+                kind = "no-scm"
+                repo = Repo.init(str(root), no_scm=True)
+            with repo, repo.config.edit("repo") as settings:
+                settings["core"].update(analytics=False, check_update=False)
+        except DvcException as error:
+            raise PipelineError(f"cannot make {root} a DVC repository: {error}") from error
+    return kind
+
+
+def _without_git(root: Path) -> None:
+    from configobj import ConfigObj
+
+    if _no_scm(root / ".dvc" / "config") or _no_scm(root / ".dvc" / "config.local"):
+        return
+    local = ConfigObj(str(root / ".dvc" / "config.local"), encoding="utf-8")
+    local.setdefault("core", {})["no_scm"] = True
+    local.write()
+    logger.warning("%s has no git repository any more: its pipeline goes on without git", root)
+
+
+def _no_scm(file: Path) -> bool:
+    from configobj import ConfigObj
+
+    value = (
+        ConfigObj(str(file), encoding="utf-8").get("core", {}).get("no_scm", "false")
+        if file.is_file()
+        else "false"
+    )
+    return str(value).lower() == "true"
+
+
+def _ensure_lines(file: Path, lines: Sequence[str]) -> None:
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    present = {line.strip() for line in text.splitlines()}
+    missing = [
+        line for line in lines if not present & {line, line.strip("/"), line.lstrip("/"), line.rstrip("/")}
+    ]
+    if missing:
+        head = text if not text or text.endswith("\n") else text + "\n"
+        file.write_text(head + "\n".join(missing) + "\n", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""Single stages, as `dvc repro` and people call them."""
+
+import os
+
+from comlrl_core.config.run import RunConfig
+from comlrl_core.errors import ConfigError
+from flows.iteration import iterate
+from flows.jobs import check_stage, plan
+from flows.prefect_api import healthy, read_record
+from flows.project import Project
+from flows.training import log_datasets, log_evaluation, log_iteration, open_tracker
+from tasks.evaluate import evaluate_iteration, summarize_run
+from tasks.prepare import prepare
+from tasks.tracking import Tracker
+
+STAGES = ("prepare", "iterate", "evaluate")
+
+
+def run_stage(project: Project, config: RunConfig, name: str, iteration: str | None) -> None:
+    """Run one stage of the project's pipeline; an iteration is a flow run where a Prefect server answers."""
+    if name not in STAGES:
+        raise ConfigError(f"stage {name!r} is unknown; allowed are {', '.join(STAGES)}")
+    number = _number(name, iteration, config)
+    planned = plan(project, config)
+    with project.run_lock(f"stage {name}"):
+        check_stage(planned.job, project)
+        tracker = open_tracker(planned)
+        try:
+            if name == "prepare":
+                prepare.fn(planned.job)
+                log_datasets(planned.job, tracker)
+            elif name == "iterate":
+                _iterate(planned.job, number, tracker, project)
+            else:
+                summarize_run.fn(planned.job)
+        except BaseException as error:
+            tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+        tracker.finish("FINISHED")
+
+
+def _iterate(job, number: int, tracker: Tracker, project: Project) -> None:  # type: ignore[no-untyped-def]
+    with tracker.iteration(number) as child:
+        if _server(project):
+            iterate(job, number)
+        else:
+            iterate.fn(job, number)
+        log_iteration(job, tracker, child, number)
+        log_evaluation(job, tracker, [], number, evaluate_iteration.fn(job, number))
+
+
+def _server(project: Project) -> bool:
+    """Whether a Prefect server answers, at `PREFECT_API_URL` or started for this project."""
+    record = read_record(project.state_root) or {}
+    url = os.environ.get("PREFECT_API_URL") or record.get("url")
+    if not url or not healthy(url):
+        return False
+    os.environ["PREFECT_API_URL"] = url
+    return True
+
+
+def _number(name: str, iteration: str | None, config: RunConfig) -> int:
+    if name != "iterate":
+        if iteration is not None:
+            raise ConfigError(f"--iteration belongs to stage iterate, not to {name}")
+        return 0
+    if iteration is None or not iteration.isdigit() or not 1 <= int(iteration) <= config.num_iterations:
+        raise ConfigError(f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}")
+    return int(iteration)
+
+
+def evaluate_policies(project: Project, config: RunConfig, iteration: int | None) -> dict[str, float]:
+    """Metrics of a published iteration's policies (default: the newest) on the held-out tasks."""
+    planned = plan(project, config)
+    store = planned.job.store
+    published = [n for n in range(config.num_iterations + 1) if store.has(n)]
+    if not published:
+        raise ConfigError(f"{store.models} holds no policies yet; `comlrl run` trains them")
+    number = published[-1] if iteration is None else iteration
+    if number not in published:
+        raise ConfigError(f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}")
+    metrics = evaluate_iteration.fn(planned.job, number)
+    if not metrics:
+        raise ConfigError("tasks.eval is null: there are no held-out tasks to evaluate on")
+    return {"iteration": float(number), **metrics}

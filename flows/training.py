@@ -1,0 +1,224 @@
+"""The training flow: prepare, one subflow per iteration, evaluate; what is up to date is not run again."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from comlrl_core.config.run import RunConfig, iteration_key
+from comlrl_core.files import read_json
+from comlrl_core.preference.files import iteration_path, read_meta
+from comlrl_core.preference.iteration import collection_metrics
+from flows import pipeline
+from flows.artifacts import publish_summary, summary_markdown
+from flows.iteration import iterate
+from flows.jobs import Plan, open_place, plan
+from flows.project import Project
+from tasks.calling import call, orchestrated
+from tasks.evaluate import collapse_warning, evaluate_iteration, read_curve, summarize_run
+from tasks.job import Job
+from tasks.loading import forget, oracle
+from tasks.prepare import prepare
+from tasks.steps import inputs_digest
+from tasks.tracking import NullTracker, Tracker
+from tasks.update import update_metrics
+
+logger = logging.getLogger("comlrl_core.stages")
+
+
+@flow(name="preference-training", flow_run_name="{settings.algorithm}-seed{settings.training.seed}")
+def preference_training(settings: RunConfig, project: Path | None = None) -> dict[str, Any]:
+    """Train a team of language models from preferences.
+
+    Args:
+        settings: Every setting of the run. Settings other than those of the project's params.yaml work in a folder of
+            their own, runs/<key>.
+        project: The project folder; empty for the folder that serves this deployment.
+    """
+    return train(Project.at(project) if project else Project.find(), settings)
+
+
+def train(project: Project, config: RunConfig) -> dict[str, Any]:
+    """Bring the run that `config` describes up to date; returns its summary (`metrics.json`).
+
+    Inside a flow run the stages are task runs and each iteration is a subflow; elsewhere they are plain calls.
+    """
+    planned = plan(project, config)
+    with planned.place.run_lock("run"):
+        open_place(planned)
+        config.training.say_notices()
+        oracle(planned.job)  # a reward function that cannot be loaded or called stops the run here
+        tracker = open_tracker(planned)
+        try:
+            summary = _train(planned, tracker)
+        except BaseException as error:
+            tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+        finally:
+            forget()
+        tracker.finish("FINISHED")
+    return summary
+
+
+def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
+    job = planned.job
+    curve: list[dict[str, float]] = []
+    if not up_to_date(planned, "prepare"):
+        with recorded(planned, "prepare"):
+            call(prepare, job)
+        log_datasets(job, tracker)
+        log_evaluation(job, tracker, curve, 0, call(evaluate_iteration, job, 0))
+    for iteration in range(1, job.config.num_iterations + 1):
+        stage = f"iterate@{iteration_key(iteration)}"
+        if up_to_date(planned, stage, iteration):
+            continue
+        with tracker.iteration(iteration) as child:
+            with recorded(planned, stage):
+                call(iterate, job, iteration)
+            log_iteration(job, tracker, child, iteration)
+            log_evaluation(job, tracker, curve, iteration, evaluate_iteration.fn(job, iteration))
+    if up_to_date(planned, "evaluate"):
+        logger.info("everything is up to date")
+        return read_json(job.metrics)
+    with recorded(planned, "evaluate"):
+        summary: dict[str, Any] = call(summarize_run, job)
+    finish_run(job, tracker, summary)
+    return summary
+
+
+def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
+    """Whether `stage` need not run: DVC says so (or can restore it), or, without DVC, its manifest fits its inputs."""
+    job = planned.job
+    if planned.tracked:
+        current = pipeline.is_current(job.work_root, stage) or pipeline.restore(job.work_root, stage)
+    elif stage == "evaluate":
+        current = False
+    else:
+        present = job.train_tasks.is_file() if iteration == 0 else iteration_path(job.store.replay, iteration).is_file()
+        current = present and job.store.has(iteration) and job.store.manifest(iteration).inputs == inputs_digest(job, iteration)
+    if current:
+        logger.info("%s is up to date", stage)
+    return current
+
+
+@contextmanager
+def recorded(planned: Plan, stage: str) -> Iterator[None]:
+    """Record with DVC what the block has written for `stage`, unless its inputs changed meanwhile."""
+    if not planned.tracked:
+        yield
+        return
+    inputs = pipeline.inputs_digest(planned.job.work_root, stage)
+    yield
+    pipeline.commit(planned.job.work_root, stage, expected_inputs=inputs)
+
+
+def open_tracker(planned: Plan) -> Tracker:
+    """The MLflow run of this job, found again by its key, or a tracker that does nothing."""
+    job = planned.job
+    settings = job.config.tracking
+    if not settings.enabled:
+        return NullTracker()
+    tracker = Tracker(planned.place.state_root, experiment=settings.experiment)
+    training = job.config.training
+    tags = {"algorithm": job.config.algorithm, "package": job.code[:16], "work_root": str(job.work_root)}
+    tags |= versions()
+    if orchestrated():
+        tags["prefect.flow_run"] = flow_run_url()
+    if training.top_p < 1.0 or training.top_k is not None:
+        tags["truncated_sampler"] = f"top_p={training.top_p}, top_k={training.top_k}"
+    values = job.config.values()
+    values.pop("num_iterations")
+    name = f"{job.config.algorithm} {job.key()}"
+    tracker.open(job.key(), name, values, tags)
+    return tracker
+
+
+def log_datasets(job: Job, tracker: Tracker) -> None:
+    """The task files as data-set inputs of the run, by the digest that DVC records for them."""
+    for name, path, context in (("train", job.train_tasks, "training"), ("eval", job.eval_tasks, "evaluation")):
+        digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        tracker.log_dataset(f"tasks-{name}", digest, path.relative_to(job.source_root).as_posix(), context)
+
+
+def log_iteration(job: Job, tracker: Tracker, child: Tracker, iteration: int) -> None:
+    """An iteration's collection and update, over environment steps: in its own run, and the curve in the parent."""
+    before = job.store.manifest(iteration - 1).environment_steps
+    after = job.store.manifest(iteration).environment_steps
+    collection = collection_metrics(read_meta(job.store.replay, iteration))
+    child.log_metrics(collection, before)
+    tracker.log_metrics(collection, before)
+    last_logged = before
+    every = job.config.training.logging_steps
+    rows = update_metrics(job, iteration)
+    for row in rows:
+        steps = row["environment_steps"]
+        if steps - last_logged >= every or row is rows[-1]:
+            last_logged = steps
+            metrics = training_metrics(row)
+            child.log_metrics(metrics, steps)
+            tracker.log_metrics(metrics, steps)
+    tracker.log_metrics({"iteration": iteration, "preference/pairs": collection["collect/pairs"]}, after)
+
+
+def training_metrics(row: dict[str, Any]) -> dict[str, float]:
+    """One optimizer step under the names that people compare runs by."""
+    names = {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "learning_rate": "train/learning_rate",
+        "skipped": "train/skipped",
+        "margin": "preference/margin",
+        "accuracy": "preference/accuracy",
+        "winner_logps": "preference/winner_logps",
+        "loser_logps": "preference/loser_logps",
+    }
+    metrics = {}
+    for key, value in row.items():
+        if value is None or (key not in names and not key.startswith("agent_")):
+            continue
+        metrics[names.get(key, f"preference/{key}")] = float(value)
+    return metrics
+
+
+def log_evaluation(
+    job: Job, tracker: Tracker, curve: list[dict[str, float]], iteration: int, metrics: dict[str, float]
+) -> None:
+    """An evaluation in the run's curve; says so when the team has fallen well below its best."""
+    if not metrics:
+        return
+    tracker.log_metrics(metrics, job.store.manifest(iteration).environment_steps)
+    curve.append({"iteration": iteration, **metrics})
+    warning = collapse_warning(curve)
+    if warning:
+        logger.warning("iteration %d: %s", iteration, warning)
+
+
+def finish_run(job: Job, tracker: Tracker, summary: dict[str, Any]) -> None:
+    """The last iteration's policies as an MLflow model, the plots as artifacts, and the summary for people."""
+    last = job.config.num_iterations
+    for path in sorted(job.plots.glob("*.csv")):
+        tracker.log_artifact(path, "plots")
+    if job.config.tracking.log_policies:
+        evaluation = {f"eval/{k}": v for k, v in summary.get("evaluation", {}).items() if isinstance(v, float)}
+        steps = job.store.manifest(last).environment_steps
+        tracker.log_policy(job.store.policy(last), f"policies-{iteration_key(last)}", evaluation, steps)
+    if orchestrated():
+        publish_summary(summary_markdown(read_curve(job.plots / "evaluation.csv"), {}))
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    names = ("comlrl", "torch", "transformers", "datasets", "prefect", "dvc", "mlflow")
+    return {f"version.{name}": metadata.version(name) for name in names}
+
+
+def flow_run_url() -> str:
+    """Where this flow run is shown."""
+    from prefect.runtime import flow_run
+
+    return str(flow_run.ui_url)

@@ -1,0 +1,230 @@
+"""Evaluate: the policies of each iteration answer the held-out tasks; metrics, curves and win rates come of
+it.
+"""
+
+import csv
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from comlrl_core.algorithms.preference_learning import sampling
+from comlrl_core.comparators.history import history_index
+from comlrl_core.comparators.opening import comparator_sources
+from comlrl_core.config.fields import ComparatorFields
+from comlrl_core.digests import digest_values
+from comlrl_core.evaluation import EvaluatedSample, WinRate, evaluate, summarize, win_rate
+from comlrl_core.evaluation.evaluate import sample_from_json, sample_to_json
+from comlrl_core.files import atomic_write_text, iter_jsonl, sha256_file, write_json, write_jsonl
+from comlrl_core.preference.files import read_meta
+from comlrl_core.preference.iteration import collection_metrics
+from comlrl_core.team.generation import Sampling
+from comlrl_core.team.team import Team
+from tasks.calling import OPTIONS
+from tasks.job import Job
+from tasks.loading import eval_tasks, is_live, live, load_models, oracle, policy, settle
+from tasks.update import update_metrics
+
+logger = logging.getLogger("comlrl_core.stages")
+
+COLLAPSE_STANDARD_ERRORS = 2.0
+
+
+@task(name="evaluate", task_run_name="evaluate-{iteration}", **OPTIONS)
+def evaluate_iteration(job: Job, iteration: int) -> dict[str, float]:
+    """Metrics of the policies that `iteration` left behind: rewards, lengths and win rates; `{}` without
+    held-out tasks.
+    """
+    tasks = eval_tasks(job)
+    if not tasks:
+        return {}
+    settle(job)
+    samples = policy_samples(job, iteration, "team")
+    metrics = {f"eval/{name}": value for name, value in summarize(samples).items()}
+    metrics["eval/turn_1/reward_mean"] = metrics["eval/turn_1/expected_return"] = metrics["eval/reward_mean"]
+    for name, opponents in opponents_of(job, iteration).items():
+        rate = win_rate(samples, opponents, job.config.evaluation.confidence)
+        metrics |= _win_metrics(name, rate)
+    logger.info(
+        "iteration %d: evaluation reward %.3f +- %.3f", iteration, metrics["eval/reward_mean"], metrics["eval/reward_se"]
+    )
+    return metrics
+
+
+def policy_samples(job: Job, iteration: int, side: str) -> list[EvaluatedSample]:
+    """Evaluated samples of an iteration's policies, from the file of an earlier call where nothing has
+    changed.
+    """
+    key = digest_values(job.store.manifest(iteration).policy, side, _evaluation_identity(job))
+    name = f"iteration_{iteration:04d}-{side}-{key[:16]}.jsonl"
+    return _samples(job, job.evaluations / name, side, lambda: _team(job, iteration))
+
+
+def opponents_of(job: Job, iteration: int) -> dict[str, list[EvaluatedSample]]:
+    """Samples of those that the policies are compared with: the initial team, the iteration before, the
+    comparator.
+    """
+    if iteration == 0:
+        return {}
+    opponents = {
+        "initial": policy_samples(job, 0, "team"),
+        "previous": policy_samples(job, iteration - 1, "team"),
+    }
+    training = job.config.training
+    if not isinstance(training, ComparatorFields):
+        return opponents
+    if training.comparator_policy == "history":
+        index = history_index(iteration, training.comparator_history_k)
+        opponents["comparator"] = policy_samples(job, index, "team")
+    elif training.comparator_policy == "model":
+        sources = comparator_sources(training, training.num_agents)
+        key = digest_values(sources, _evaluation_identity(job))
+        opponents["comparator"] = _samples(
+            job,
+            job.evaluations / f"comparator-{key[:16]}.jsonl",
+            "comparator",
+            lambda: load_models(job, sources, training.comparator_devices),
+        )
+    else:  # the team before this update, with a random stream of its own
+        opponents["comparator"] = policy_samples(job, iteration - 1, "comparator")
+    return opponents
+
+
+def _samples(job: Job, path: Path, side: str, team: Any) -> list[EvaluatedSample]:
+    if path.is_file():
+        return [sample_from_json(values) for _, values in iter_jsonl(path)]
+    settings = job.config.evaluation
+    samples = evaluate(
+        team(),
+        oracle(job),
+        eval_tasks(job),
+        samples_per_task=settings.samples_per_task,
+        sampling=evaluation_sampling(job),
+        seed=job.config.training.seed,
+        side=side,
+        batch_size=settings.batch_size,
+        tokens_per_batch=job.config.training.tokens_per_batch,
+    )
+    write_jsonl(path, (sample_to_json(sample) for sample in samples))
+    return samples
+
+
+def evaluation_sampling(job: Job) -> Sampling:
+    """Like in training, or greedy."""
+    settings = sampling(job.config.training)
+    if not job.config.evaluation.greedy:
+        return settings
+    return Sampling(max_new_tokens=settings.max_new_tokens, temperature=0.0)
+
+
+def _team(job: Job, iteration: int) -> Team:
+    return live(job, iteration).team if is_live(job, iteration) else policy(job, iteration)
+
+
+def _evaluation_identity(job: Job) -> list[Any]:
+    training = job.config.training
+    return [
+        job.config.evaluation.model_dump(exclude={"confidence"}),
+        [training.max_new_tokens, training.temperature, training.top_p, training.top_k],
+        [training.seed, training.num_threads, training.tokens_per_batch],
+        job.config.team.model_dump(mode="json"),
+        job.config.reward.model_dump(mode="json"),
+        oracle(job).label,
+        sha256_file(job.eval_tasks),
+        job.code,
+    ]
+
+
+def _win_metrics(name: str, rate: WinRate) -> dict[str, float]:
+    return {
+        f"eval/win_rate_{name}": rate.rate,
+        f"eval/win_rate_{name}_low": rate.low,
+        f"eval/win_rate_{name}_high": rate.high,
+    }
+
+
+@task(name="summarize", **OPTIONS)
+def summarize_run(job: Job) -> dict[str, Any]:
+    """Write `metrics.json` and `plots/*.csv` over all iterations; returns what `metrics.json` holds."""
+    last = job.config.num_iterations
+    curve = [{"iteration": i, **evaluate_iteration.fn(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
+    write_curve(job.plots / "evaluation.csv", curve)
+    collections = [
+        {"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)
+    ]
+    write_curve(job.plots / "collection.csv", collections)
+    updates = [row for i in range(1, last + 1) for row in update_metrics(job, i)]
+    write_curve(job.plots / "training.csv", updates)
+    summary = run_summary(curve, updates)
+    write_json(job.metrics, summary, indent=2)
+    return summary
+
+
+def run_summary(curve: list[dict[str, Any]], updates: list[dict[str, Any]]) -> dict[str, Any]:
+    """The few numbers that tell how a run went: first, best and last evaluation, and where training ended."""
+    summary: dict[str, Any] = {}
+    if curve:
+        rewards = [row["eval/reward_mean"] for row in curve]
+        best = max(range(len(rewards)), key=rewards.__getitem__)
+        summary["evaluation"] = {
+            "initial_reward": rewards[0],
+            "final_reward": rewards[-1],
+            "final_reward_se": curve[-1]["eval/reward_se"],
+            "best_reward": rewards[best],
+            "best_iteration": curve[best]["iteration"],
+            "win_rate_initial": curve[-1].get("eval/win_rate_initial"),
+            "win_rate_previous": curve[-1].get("eval/win_rate_previous"),
+            "win_rate_comparator": curve[-1].get("eval/win_rate_comparator"),
+        }
+    if updates:
+        summary["training"] = {
+            "updates": len(updates),
+            "skipped_updates": sum(int(row["skipped"]) for row in updates),
+            "environment_steps": updates[-1]["environment_steps"],
+            "final_loss": updates[-1]["loss"],
+            "final_accuracy": updates[-1]["accuracy"],
+        }
+    return summary
+
+
+def collapse_warning(curve: list[dict[str, float]]) -> str | None:
+    """A sentence where the newest evaluation lies more than two standard errors under the best one so far."""
+    if len(curve) < 2:
+        return None
+    best = max(curve[:-1], key=lambda row: row["eval/reward_mean"])
+    last = curve[-1]
+    error = (best["eval/reward_se"] ** 2 + last["eval/reward_se"] ** 2) ** 0.5
+    if last["eval/reward_mean"] >= best["eval/reward_mean"] - COLLAPSE_STANDARD_ERRORS * error:
+        return None
+    return (
+        f"the evaluation reward fell to {last['eval/reward_mean']:.3f} from {best['eval/reward_mean']:.3f} (iteration "
+        f"{best['iteration']:.0f}). What holds a team near its best: training.reference: initial or previous, a larger "
+        "training.dpo_beta, a smaller training.agent_learning_rate, a larger training.min_reward_gap"
+    )
+
+
+def write_curve(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows as CSV with the union of their columns, in order of first appearance; `/` in names becomes `.` for
+    plots.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [_column(name) for name in columns], lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({_column(name): "" if value is None else value for name, value in row.items()})
+    atomic_write_text(path, text.getvalue())
+
+
+def read_curve(path: Path) -> list[dict[str, float]]:
+    """The rows that `write_curve` wrote, without empty cells."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{k: float(v) for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
+
+
+def _column(name: str) -> str:
+    return name.replace("/", "_")

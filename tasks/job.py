@@ -1,0 +1,73 @@
+"""A training job: everything a stage needs to know, as plain values that can cross a process border."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from comlrl_core.config.run import RunConfig
+from comlrl_core.digests import digest_values
+from comlrl_core.store import Store
+
+# Settings that change neither weights nor iteration files; a run keeps its key when they change.
+NOT_IDENTITY = ("num_iterations", "tracking", "evaluation")
+RUN_KEY_DIGITS = 12
+
+
+class Job(BaseModel):
+    """One training job.
+
+    Attributes:
+        source_root: the project folder; relative paths in the settings (reward files, models, data) start
+        here. work_root: where data, replay, models and state go: the project folder, or `runs/<key>` of it.
+        config: all settings. code: digest of the installed package.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source_root: Path
+    work_root: Path
+    config: RunConfig
+    code: str
+
+    @property
+    def store(self) -> Store:
+        return Store.below(self.work_root)
+
+    @property
+    def train_tasks(self) -> Path:
+        return self.work_root / "data" / "tasks" / "train.jsonl"
+
+    @property
+    def eval_tasks(self) -> Path:
+        return self.work_root / "data" / "tasks" / "eval.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.work_root / "metrics.json"
+
+    @property
+    def plots(self) -> Path:
+        return self.work_root / "plots"
+
+    @property
+    def scratch(self) -> Path:
+        """Finished steps of iterations and evaluations that are not published yet."""
+        return self.work_root / ".comlrl" / "work"
+
+    @property
+    def evaluations(self) -> Path:
+        """Evaluated samples, one file per policy, side and evaluation settings."""
+        return self.scratch / "evaluations"
+
+    def key(self) -> str:
+        """Twelve hex digits that name the run: all settings but lengths, measuring and tracking."""
+        return run_key(self.config)
+
+
+def run_key(config: RunConfig) -> str:
+    """The identity of a run's settings."""
+    values: dict[str, Any] = config.values()
+    for name in NOT_IDENTITY:
+        values.pop(name, None)
+    return digest_values("run", values)[:RUN_KEY_DIGITS]

@@ -1,0 +1,187 @@
+"""From settings and files to live objects: the oracle, the tasks and the team of an iteration.
+
+The team that one stage leaves behind is kept, so that the next stage of the same process does not read it
+again.
+"""
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comlrl_core.algorithms.preference_learning import load_training_state, make_engines
+from comlrl_core.comparators import Comparator, open_comparator
+from comlrl_core.config.fields import ComparatorFields
+from comlrl_core.engine.protocol import Engine
+from comlrl_core.environments.tasks import read_tasks
+from comlrl_core.rewards.contract import Oracle
+from comlrl_core.rewards.loading import load_reward
+from comlrl_core.store import manifest_digest
+from comlrl_core.team.checkpoint import load_team_folder
+from comlrl_core.team.formatters import Formatter, resolve_formatters, text_formatters
+from comlrl_core.team.team import Team, load_team
+from tasks.job import Job
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Live:
+    """A team in memory with its engines, in the state that an iteration left behind."""
+
+    team: Team
+    engines: Sequence[Engine]
+    environment_steps: int
+
+
+_kept: dict[tuple[Path, str], Live] = {}
+
+
+def settle(job: Job) -> None:
+    """Bring this process into the state that the numbers depend on."""
+    if job.config.training.num_threads is not None:
+        torch.set_num_threads(job.config.training.num_threads)
+
+
+def oracle(job: Job) -> Oracle:
+    """The reward function of the settings, checked against the number of agents."""
+    reward = job.config.reward
+    loaded = load_reward(reward.function, reward.kwargs, job.source_root)
+    processor = load_reward(reward.processor, None, job.source_root).func if reward.processor else None
+    return Oracle(
+        loaded.func,
+        job.config.training.num_agents,
+        processor=processor,
+        on_bad_reward=job.config.training.on_bad_reward,
+        name=loaded.name,
+        version=loaded.version,
+    )
+
+
+def formatters(job: Job) -> list[Formatter]:
+    """One formatter per agent, from templates and system prompts or from a Python function."""
+    team, count = job.config.team, job.config.training.num_agents
+    if team.formatter:
+        return resolve_formatters(load_reward(team.formatter, None, job.source_root).func, count)
+    return text_formatters(count, team.templates, team.system_prompts)
+
+
+def model_source(job: Job, source: str) -> str:
+    """A folder relative to the project as an absolute one; names stay names."""
+    folder = job.source_root / source
+    return str(folder) if not source.startswith("builtin:") and folder.is_dir() else source
+
+
+def load_models(job: Job, sources: Sequence[str], devices: Any) -> Team:
+    """A frozen team of the models in `sources`, one per role, with this job's formatters."""
+    shared = {source: model_source(job, source) for source in sources}
+    team = load_team(
+        agents=[shared[source] for source in sources],
+        formatters=formatters(job),
+        model_config=job.config.team.model_options,
+        seed=job.config.training.seed,
+        devices=devices,
+        on_long_prompt=job.config.team.on_long_prompt,
+    )
+    return frozen(team)
+
+
+def initial_team(job: Job) -> Team:
+    """The team that the settings name, before any training."""
+    team, training = job.config.team, job.config.training
+    sources = team.agents or [team.agent_model or ""] * training.num_agents
+    return load_team(
+        agents=[model_source(job, source) for source in sources],
+        formatters=formatters(job),
+        model_config=team.model_options,
+        seed=training.seed,
+        devices=training.agent_devices,
+        on_long_prompt=team.on_long_prompt,
+    )
+
+
+def policy(job: Job, iteration: int, devices: Any = None) -> Team:
+    """A frozen team as `iteration` left it (0: the initial team), read from its folder."""
+    return frozen(_read_policy(job, iteration, devices))
+
+
+def _read_policy(job: Job, iteration: int, devices: Any) -> Team:
+    options = {k: v for k, v in job.config.team.model_options.items() if k != "special_tokens"}  # saved with the model
+    return load_team_folder(
+        job.store.policy(iteration), formatters(job), devices, job.config.team.on_long_prompt, options
+    )
+
+
+def frozen(team: Team) -> Team:
+    """The same team, without gradients."""
+    for model in team.unique_models:
+        model.requires_grad_(False)
+    return team
+
+
+def live(job: Job, iteration: int) -> Live:
+    """The team in training as `iteration` left it, with its optimizer; kept until `take` or another
+    iteration.
+    """
+    key = (job.work_root, manifest_digest(job.store, iteration))
+    if key not in _kept:
+        forget()
+        team = _read_policy(job, iteration, job.config.training.agent_devices)
+        engines = make_engines(team, job.config.training)
+        steps = load_training_state(job.store.training_state(iteration), engines, job.config.training)
+        _kept[key] = Live(team, engines, steps)
+    return _kept[key]
+
+
+def is_live(job: Job, iteration: int) -> bool:
+    """Whether the team of `iteration` is in memory already."""
+    return (job.work_root, manifest_digest(job.store, iteration)) in _kept
+
+
+def take(job: Job, iteration: int) -> Live:
+    """Like `live`, for a stage that changes the team: nobody else sees it any more."""
+    taken = live(job, iteration)
+    _kept.clear()
+    return taken
+
+
+def keep(job: Job, iteration: int, left: Live) -> None:
+    """Keep the team that `iteration` has just published."""
+    _kept.clear()
+    _kept[(job.work_root, manifest_digest(job.store, iteration))] = left
+
+
+def forget() -> None:
+    """Let go of the kept team and its memory."""
+    _kept.clear()
+    gc.collect()
+
+
+def comparator(job: Job, iteration: int) -> Comparator | None:
+    """The other side of `iteration`; None for the offline algorithm, which compares the team's own
+    candidates.
+    """
+    training = job.config.training
+    if not isinstance(training, ComparatorFields):
+        return None
+    return open_comparator(
+        training,
+        live(job, iteration - 1).team,
+        iteration,
+        lambda index: policy(job, index, training.comparator_devices),
+        lambda sources: load_models(job, sources, training.comparator_devices),
+    )
+
+
+def train_tasks(job: Job) -> list[dict[str, Any]]:
+    """The training tasks that `prepare` wrote."""
+    return read_tasks(job.train_tasks)
+
+
+def eval_tasks(job: Job) -> list[dict[str, Any]]:
+    """The held-out tasks that `prepare` wrote (none: an empty list)."""
+    return read_tasks(job.eval_tasks)
