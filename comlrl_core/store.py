@@ -70,7 +70,7 @@ class Manifest:
         environment_steps: joint responses trained on so far.
         history: every iteration file up to this one, oldest first; the files that a later draw may use.
         previous: SHA-256 of the manifest before, so that one manifest stands for all of its past.
-        policy: digest of the agents' folders beside it.
+        policy: fingerprint of the weights beside it (`Team.fingerprint`).
     """
 
     iteration: int

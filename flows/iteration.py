@@ -15,12 +15,15 @@ from tasks.update import publish, update
 
 
 @flow(name="iteration", flow_run_name="iteration-{iteration:04d}", validate_parameters=False)
-def iterate(job: Job, iteration: int) -> None:
-    """Run one iteration and publish it; finished steps of an interrupted attempt are not repeated.
+def iterate(job: Job, iteration: int) -> dict[str, float]:
+    """Run one iteration, publish it and evaluate its policies; finished steps of an interrupted attempt are not repeated.
 
     Args:
         job: the training job.
         iteration: its number, from 1; the one before must be published.
+
+    Returns:
+        The evaluation's metrics.
     """
     for chunk in range(num_chunks(job)):
         call(collect, job, iteration, chunk)
@@ -29,6 +32,7 @@ def iterate(job: Job, iteration: int) -> None:
     call(sample, job, iteration)
     call(update, job, iteration)
     call(publish, job, iteration)
-    call(evaluate_iteration, job, iteration)
+    metrics: dict[str, float] = call(evaluate_iteration, job, iteration)
     if orchestrated():
         publish_pairs_table(iteration, read_iteration(iteration_path(job.store.replay, iteration)))
+    return metrics

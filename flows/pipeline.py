@@ -120,21 +120,23 @@ def restore(work_root: Path, stage: str) -> bool:
             return False
         if not loaded.changed_stage() and not loaded.changed_deps():
             loaded.checkout(force=True)  # never asks: everything that it replaces is in the cache
-        else:
-            _restore_former_run(loaded)
-        return not loaded.status()
+        elif not _restore_former_run(loaded):
+            return False
+        # Read anew: the object in memory already holds the present hashes and would call anything up to date.
+        return not loaded.repo.stage.load_one(loaded.path, stage).status()
 
 
-def _restore_former_run(loaded: Any) -> None:
+def _restore_former_run(loaded: Any) -> bool:
     from dvc.stage.cache import RunCacheNotFoundError
 
     try:
         loaded.repo.stage_cache.restore(loaded)
     except RunCacheNotFoundError:
-        return
+        return False
     loaded.save(allow_missing=False)
     loaded.commit(allow_missing=False, relink=True)
     loaded.dvcfile.dump_stages([loaded], update_pipeline=False)
+    return True
 
 
 @contextmanager
@@ -146,6 +148,7 @@ def _stage(work_root: Path, name: str, action: str) -> Iterator[Any]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo, lock_repo
 
+    _quiet()
     with _one_at_a_time:
         try:
             with Repo(str(file.parent), _wait_for_lock=True) as repo, lock_repo(repo):
@@ -155,6 +158,11 @@ def _stage(work_root: Path, name: str, action: str) -> Iterator[Any]:
             reason = str(error).strip() or type(error).__name__
             cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
             raise PipelineError(f"cannot {action} {name} of {file}: {reason}{cause}") from error
+
+
+def _quiet() -> None:
+    """DVC prints its progress for a person at the command line; here it would stand among the lines of a run."""
+    logging.getLogger("dvc").setLevel(logging.WARNING)
 
 
 def _run_cache(repo: Any, dvc_yaml: Path) -> Any:
@@ -247,6 +255,7 @@ def _create(root: Path, kind: str) -> str:
     from dvc.exceptions import DvcException, InitError
     from dvc.repo import Repo
 
+    _quiet()
     with _one_at_a_time:
         try:
             try:

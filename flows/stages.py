@@ -9,7 +9,7 @@ from flows.jobs import check_stage, plan
 from flows.prefect_api import healthy, read_record
 from flows.project import Project
 from flows.training import log_datasets, log_evaluation, log_iteration, open_tracker
-from tasks.evaluate import evaluate_iteration, summarize_run
+from tasks.evaluate import evaluation_metrics, summarize_run
 from tasks.prepare import prepare
 from tasks.tracking import Tracker
 
@@ -41,12 +41,9 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
 
 def _iterate(job, number: int, tracker: Tracker, project: Project) -> None:  # type: ignore[no-untyped-def]
     with tracker.iteration(number) as child:
-        if _server(project):
-            iterate(job, number)
-        else:
-            iterate.fn(job, number)
+        metrics = (iterate if _server(project) else iterate.fn)(job, number)
         log_iteration(job, tracker, child, number)
-        log_evaluation(job, tracker, [], number, evaluate_iteration.fn(job, number))
+        log_evaluation(job, tracker, [], number, metrics)
 
 
 def _server(project: Project) -> bool:
@@ -79,7 +76,7 @@ def evaluate_policies(project: Project, config: RunConfig, iteration: int | None
     number = published[-1] if iteration is None else iteration
     if number not in published:
         raise ConfigError(f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}")
-    metrics = evaluate_iteration.fn(planned.job, number)
+    metrics = evaluation_metrics(planned.job, number)
     if not metrics:
         raise ConfigError("tasks.eval is null: there are no held-out tasks to evaluate on")
     return {"iteration": float(number), **metrics}

@@ -79,9 +79,9 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
             continue
         with tracker.iteration(iteration) as child:
             with recorded(planned, stage):
-                call(iterate, job, iteration)
+                metrics = call(iterate, job, iteration)
             log_iteration(job, tracker, child, iteration)
-            log_evaluation(job, tracker, curve, iteration, evaluate_iteration.fn(job, iteration))
+            log_evaluation(job, tracker, curve, iteration, metrics)
     if up_to_date(planned, "evaluate"):
         logger.info("everything is up to date")
         return read_json(job.metrics)

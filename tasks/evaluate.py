@@ -47,9 +47,6 @@ def evaluate_iteration(job: Job, iteration: int) -> dict[str, float]:
     for name, opponents in opponents_of(job, iteration).items():
         rate = win_rate(samples, opponents, job.config.evaluation.confidence)
         metrics |= _win_metrics(name, rate)
-    logger.info(
-        "iteration %d: evaluation reward %.3f +- %.3f", iteration, metrics["eval/reward_mean"], metrics["eval/reward_se"]
-    )
     return metrics
 
 
@@ -149,7 +146,7 @@ def _win_metrics(name: str, rate: WinRate) -> dict[str, float]:
 def summarize_run(job: Job) -> dict[str, Any]:
     """Write `metrics.json` and `plots/*.csv` over all iterations; returns what `metrics.json` holds."""
     last = job.config.num_iterations
-    curve = [{"iteration": i, **evaluate_iteration.fn(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
+    curve = [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
     write_curve(job.plots / "evaluation.csv", curve)
     collections = [
         {"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)

@@ -50,8 +50,8 @@ def settle(job: Job) -> None:
 def oracle(job: Job) -> Oracle:
     """The reward function of the settings, checked against the number of agents."""
     reward = job.config.reward
-    loaded = load_reward(reward.function, reward.kwargs, job.source_root)
-    processor = load_reward(reward.processor, None, job.source_root).func if reward.processor else None
+    loaded = load_reward(reward.function, reward.kwargs, job.source_root, "reward.function")
+    processor = load_reward(reward.processor, None, job.source_root, "reward.processor").func if reward.processor else None
     return Oracle(
         loaded.func,
         job.config.training.num_agents,
@@ -66,7 +66,7 @@ def formatters(job: Job) -> list[Formatter]:
     """One formatter per agent, from templates and system prompts or from a Python function."""
     team, count = job.config.team, job.config.training.num_agents
     if team.formatter:
-        return resolve_formatters(load_reward(team.formatter, None, job.source_root).func, count)
+        return resolve_formatters(load_reward(team.formatter, None, job.source_root, "team.formatter").func, count)
     return text_formatters(count, team.templates, team.system_prompts)
 
 

@@ -1,19 +1,12 @@
 """Training and held-out tasks by name: the built-in sets, files and data sets."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from comlrl_core.environments import length_ratio, writing_prompts
-from comlrl_core.environments.tasks import load_tasks
-from comlrl_core.errors import ConfigError, DataError
+from comlrl_core.environments.tasks import BUILTIN_PREFIX, load_tasks, make_builtin_tasks
+from comlrl_core.errors import DataError
 
-BUILTIN_PREFIX = "builtin:"
 Rows = list[dict[str, Any]]
-TASK_SETS: dict[str, Callable[..., tuple[Rows, Rows]]] = {
-    "length_ratio": length_ratio.make_tasks,
-    "writing_prompts": writing_prompts.make_tasks,
-}
 
 
 def task_sets(
@@ -44,14 +37,7 @@ def _rows(
     part: str, source: str, num_train: int | None, num_eval: int | None, seed: int, root: Path
 ) -> Rows:
     if source.startswith(BUILTIN_PREFIX):
-        name = source.removeprefix(BUILTIN_PREFIX)
-        if name not in TASK_SETS:
-            raise ConfigError(
-                f"tasks.{part}: there is no built-in task set {name!r}; known are {', '.join(sorted(TASK_SETS))}"
-            )
-        if num_train is None or num_eval is None:
-            raise ConfigError(f"tasks.num_{part}: a built-in task set needs a number, not null")
-        return TASK_SETS[name](num_train, num_eval, seed)[0 if part == "train" else 1]
+        return make_builtin_tasks(source, num_train, num_eval, seed)[0 if part == "train" else 1]
     limit = num_train if part == "train" else num_eval
     return load_tasks(_located(source, root), limit)
 

@@ -1,8 +1,10 @@
 """From scored candidates to pairs. Ties train nothing; every candidate and comparison is accounted for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import lcm
+from typing import NamedTuple
 
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.preference.candidates import Completion, JointResponse, TaskCandidates
@@ -40,18 +42,16 @@ class PairingResult:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Two candidates of a task with exact scores; `first` is the team's (offline: the smaller index)."""
+class _Comparison(NamedTuple):
+    """Two candidates of a task; `first` is the team's (offline: the smaller index), `gap` first minus second.
+
+    Scores and gap are integers in the unit of `_whole_numbers`.
+    """
 
     first: JointResponse
     second: JointResponse
-    first_score: Fraction
-    second_score: Fraction
-
-    @property
-    def gap(self) -> Fraction:
-        return abs(self.first_score - self.second_score)
+    second_score: int
+    gap: int
 
 
 def make_pairs(
@@ -89,19 +89,17 @@ def make_pairs(
         raise ConfigError(f"preference_pairs_per_sample: must be {what}, got {pairs_per_sample}")
     if not 0 <= min_reward_gap < float("inf"):
         raise ConfigError(f"min_reward_gap: must be 0 or more and finite, got {min_reward_gap}")
-    minimum = _exact(min_reward_gap)
     result = PairingResult()
     counts = result.counts
     for task in candidates:
         usable = _usable(task, iterative)
-        every = task.responses
+        (minimum, *scores), unit = _whole_numbers([min_reward_gap, *(reward for _, reward in usable)])
+        comparisons = _comparisons([response for response, _ in usable], scores, task.comparator)
         counts["tasks"] += 1
-        counts["candidates"] += len(every)
-        counts["dropped"] += sum(response.dropped for response in every)
-        comparisons = list(_comparisons(task, iterative))
+        counts["candidates"] += len(task.responses)
+        counts["dropped"] += sum(response.dropped for response in task.responses)
         counts["pairs_possible"] += len(comparisons)
-        if iterative:
-            counts["unmatched"] += len(usable) - 2 * len(comparisons)
+        counts["unmatched"] += len(usable) - 2 * len(comparisons) if iterative else 0
         kept = []
         for comparison in comparisons:
             reason = _refusal(comparison, minimum)
@@ -114,60 +112,73 @@ def make_pairs(
         counts["pairs"] += len(chosen)
         counts["tasks_without_pairs"] += not chosen
         if chosen:
-            scores = [_exact(response.reward) for response in usable if response.reward is not None]
-            mean = float(sum(scores, Fraction(0)) / len(scores))
+            mean = float(Fraction(sum(scores), unit * len(scores)))
             result.records += [_record(task, comparison, mean, iterative, oracle) for comparison in chosen]
     return result
 
 
-def _exact(value: float | None) -> Fraction:
+def _whole_numbers(values: Sequence[float]) -> tuple[list[int], int]:
+    """`values` as integers, and how many of them make one: exact, and quick to compare and subtract."""
     # repr is the shortest decimal that reads back as this float: order and equality are the floats' own.
-    return Fraction(repr(float(value or 0.0)))
+    exact = [Fraction(repr(float(value))) for value in values]
+    unit = lcm(*(value.denominator for value in exact))
+    return [value.numerator * (unit // value.denominator) for value in exact], unit
 
 
-def _usable(task: TaskCandidates, iterative: bool) -> list[JointResponse]:
-    """All candidates with a reward, of the sides that pairing looks at."""
+def _usable(task: TaskCandidates, iterative: bool) -> list[tuple[JointResponse, float]]:
+    """All candidates that have a reward, with it, the team's first."""
     if iterative and task.comparator is None:
         raise DataError(f"task {task.task_id!r}: there are no comparator candidates to compare with")
     if not iterative and task.comparator is not None:
         raise DataError(f"task {task.task_id!r}: comparator candidates are for iterative pairing alone")
+    usable = []
     for response in task.responses:
-        if response.reward is None and not response.dropped:
+        if response.reward is not None and not response.dropped:
+            usable.append((response, response.reward))
+        elif not response.dropped:
             raise DataError(
                 f"task {task.task_id!r}: candidate {response.index} ({response.source}) has no reward yet"
             )
-    return [response for response in task.responses if not response.dropped]
+    return usable
 
 
-def _comparisons(task: TaskCandidates, iterative: bool) -> Iterator[_Comparison]:
-    own = sorted((r for r in task.current if not r.dropped), key=lambda r: r.index)
-    scores = {response.index: _exact(response.reward) for response in own}
-    if iterative:
-        other = {response.index: response for response in task.comparator or [] if not response.dropped}
-        for response in own:
-            if (opponent := other.get(response.index)) is not None:
-                yield _Comparison(response, opponent, scores[response.index], _exact(opponent.reward))
-        return
-    for position, first in enumerate(own):
-        for second in own[position + 1 :]:
-            yield _Comparison(first, second, scores[first.index], scores[second.index])
+def _comparisons(
+    usable: list[JointResponse], scores: list[int], comparator: list[JointResponse] | None
+) -> list[_Comparison]:
+    """All that can be compared, in index order: each two of the team, or equal indices of both sides."""
+    scored = list(zip(usable, scores, strict=True))
+    if comparator is None:
+        own = sorted(scored, key=lambda item: item[0].index)
+        return [
+            _Comparison(first, second, second_score, first_score - second_score)
+            for position, (first, first_score) in enumerate(own)
+            for second, second_score in own[position + 1 :]
+        ]
+    others = sum(not response.dropped for response in comparator)
+    own = sorted(scored[: len(scored) - others], key=lambda item: item[0].index)
+    other = {response.index: (response, score) for response, score in scored[len(scored) - others :]}
+    return [
+        _Comparison(first, *other[first.index], score - other[first.index][1])
+        for first, score in own
+        if first.index in other
+    ]
 
 
-def _refusal(comparison: _Comparison, minimum: Fraction) -> str | None:
+def _refusal(comparison: _Comparison, minimum: int) -> str | None:
     """Why a comparison gives no pair (the name of its counter), or None."""
     if comparison.first.texts == comparison.second.texts:
         return "duplicates"
-    if comparison.first_score == comparison.second_score:
+    if comparison.gap == 0:
         return "ties"
-    return "near_ties" if comparison.gap < minimum else None
+    return "near_ties" if abs(comparison.gap) < minimum else None
 
 
 def _ordered(kept: list[_Comparison], selection: str, stream: tuple[int | str, ...]) -> list[_Comparison]:
     """`kept` comes in index order, and sorting is stable: what is equal stays in that order."""
     if selection == "reward_gap":
-        return sorted(kept, key=lambda comparison: -comparison.gap)
+        return sorted(kept, key=lambda comparison: -abs(comparison.gap))
     if selection == "comparator_reward":
-        return sorted(kept, key=lambda comparison: (-comparison.second_score, -comparison.gap))
+        return sorted(kept, key=lambda comparison: (-comparison.second_score, -abs(comparison.gap)))
     if selection == "random":
         return [kept[position] for position in generator(*stream).permutation(len(kept))]
     return kept
@@ -176,7 +187,7 @@ def _ordered(kept: list[_Comparison], selection: str, stream: tuple[int | str, .
 def _record(
     task: TaskCandidates, comparison: _Comparison, mean: float, iterative: bool, oracle: str | None
 ) -> PairRecord:
-    first_wins = comparison.first_score > comparison.second_score
+    first_wins = comparison.gap > 0
     first, second = comparison.first, comparison.second
     winner, loser = (first, second) if first_wins else (second, first)
     raw = (_given(winner.raw_reward, winner), _given(loser.raw_reward, loser))

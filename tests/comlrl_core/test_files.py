@@ -54,7 +54,7 @@ def test_broken_json_is_refused_with_its_place(tmp_path: Path, text: str, messag
 
 
 def test_a_missing_file_and_wrong_bytes_are_data_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="absent.json: cannot be read"):
+    with pytest.raises(DataError, match=r"absent\.json: cannot be read"):
         files.read_json(tmp_path / "absent.json")
     (tmp_path / "latin.json").write_bytes(b'"\xe9"')
     with pytest.raises(DataError, match="byte 1 is not UTF-8"):

@@ -1,5 +1,7 @@
 """The bundled grammar."""
 
+from itertools import pairwise
+
 import pytest
 
 from comlrl_core.environments.grammar import MAX_SENTENCES, sentences
@@ -19,7 +21,7 @@ def test_the_seed_decides_and_a_longer_list_begins_with_the_shorter():
 
 def test_articles_agree_with_what_follows():
     words = " ".join(sentences(3000, seed=4)).replace(".", "").split()
-    pairs = list(zip(words, words[1:], strict=False))
+    pairs = list(pairwise(words))
     assert not [pair for pair in pairs if pair[0] == "a" and pair[1][0] in "aeiou"]
     assert not [pair for pair in pairs if pair[0] == "an" and pair[1][0] not in "aeiou"]
 

@@ -124,8 +124,8 @@ def test_values_of_libraries_become_plain(tmp_path: Path) -> None:
         "h": np.bool_(True),
     }
     (loaded,) = load_tasks([row])
-    expected = {"a": 0.5, "b": [[1, 2]], "c": [1, "x"], "d": "2024-02-03", "e": {"f": 3, "g": None}, "h": True}
-    assert loaded == {**expected, "task_id": loaded["task_id"]}
+    expected = {"a": 0.5, "b": [[1, 2]], "c": [1, "x"], "d": "2024-02-03", "e": {"f": 3, "g": None}}
+    assert loaded == {**expected, "h": True, "task_id": loaded["task_id"]}
     assert read_tasks(write_tasks(tmp_path / "t.jsonl", [loaded])) == [loaded]
 
 
@@ -157,9 +157,20 @@ def _offline(name: str, split: str) -> Any:
 
 
 def test_a_hub_name_takes_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [] monkeypatch.setattr(datasets, "load_dataset", lambda name, split: asked.append((name, split))
-    or ROWS) for name in ("org/set", "org/set[test]", "org/set[train[:256]]", "org/set[:8]",
-    "org/set[train[10%:]+test]"):
+    asked = []
+
+    def load_dataset(name: str, split: str) -> Any:
+        asked.append((name, split))
+        return ROWS
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in (
+        "org/set",
+        "org/set[test]",
+        "org/set[train[:256]]",
+        "org/set[:8]",
+        "org/set[train[10%:]+test]",
+    ):
         assert len(load_tasks(name)) == 3
     splits = ["train", "test", "train[:256]", "train[:8]", "train[10%:]+test"]
     assert asked == [("org/set", split) for split in splits]

@@ -74,7 +74,7 @@ def test_no_candidates_is_fine() -> None:
 
 
 def test_reward_distribution_by_hand() -> None:
-    """1, 2, 3, 4: mean 2.5, variance (2.25 + 0.25) / 2 = 1.25, quartiles by linear interpolation 1.75, 2.5, 3.25."""
+    """1, 2, 3, 4: mean 2.5, variance (2.25 + 0.25) / 2, quartiles interpolated at 1.75, 2.5, 3.25."""
     found = reward_distribution([joint(i, "x", reward=r) for i, r in enumerate([3.0, 1.0, 4.0, 2.0])])
     assert found == {
         "count": 4,

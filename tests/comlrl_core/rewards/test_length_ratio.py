@@ -9,7 +9,7 @@ from comlrl_core.rewards.length_ratio import length_ratio
 
 
 def test_distance_from_the_interval_decides() -> None:
-    """First text 4 characters; second 8, 10, 12: ratio 2, 2.5, 3, distance 0. 4: ratio 1, exp(-1). 20: 5, exp(-2)."""
+    """Against 4 characters: 8, 10, 12 are ratios 2, 2.5, 3, distance 0; 4 is 1 away, 20 is 2 away."""
     rewards = length_ratio(["abcd"] * 5, ["x" * n for n in (8, 10, 12, 4, 20)])
     assert rewards == pytest.approx([1.0, 1.0, 1.0, math.exp(-1), math.exp(-2)], abs=1e-15)
 

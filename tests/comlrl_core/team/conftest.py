@@ -1,7 +1,8 @@
-"""Small agents with what the built-in model lacks: pad = eos, absolute positions, dropout, two EOS ids, a chat template.
+"""Small agents with what the built-in model lacks: pad = eos, absolute positions, dropout, two EOS ids, a
+chat template.
 
-All share one byte-level vocabulary of 320 entries. Weights are drawn wide (0.3) so that the distributions are peaked:
-with nearly flat ones a greedy choice would hang on the last bit.
+All share one byte-level vocabulary of 320 entries. Weights are drawn wide (0.3) so that the distributions are
+peaked: with nearly flat ones a greedy choice would hang on the last bit.
 """
 
 import json
@@ -34,7 +35,8 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(*, pad_is_eos: bool = False, bos: bool = False, chat_template: str | None = None):
-    """The built-in tokenizer's vocabulary behind other special tokens; `bos` is put in front by default, as Llama's."""
+    """The built-in tokenizer's vocabulary behind other special tokens; `bos` is put in front by default, as
+    Llama's."""
     backend = tiny_tokenizer().backend_tokenizer
     if bos:
         backend.add_special_tokens([AddedToken("<bos>", special=True)])  # id 320

@@ -29,7 +29,14 @@ def sample(model, prompt_ids=None, num_samples=3, max_new_tokens=20, eos_ids=MAN
     sampling = options.pop("sampling", Sampling(max_new_tokens))
     keys = options.pop("keys", stream_keys(len(prompt_ids), num_samples))
     return generate(
-        model, prompt_ids, num_samples=num_samples, sampling=sampling, keys=keys, eos_ids=eos_ids, pad_id=0, **options
+        model,
+        prompt_ids,
+        num_samples=num_samples,
+        sampling=sampling,
+        keys=keys,
+        eos_ids=eos_ids,
+        pad_id=0,
+        **options,
     )
 
 
@@ -44,7 +51,8 @@ def alone(model, **options):
 
 @pytest.mark.parametrize("tokens_per_batch", [None, 1, 70, 200])
 def test_a_sample_alone_equals_the_sample_in_a_batch(any_model, tokens_per_batch):
-    """Pitfall 7 on the sampling side: without positions, models with absolute ones sample otherwise under padding."""
+    """Pitfall 7 on the sampling side: without positions, models with absolute ones sample otherwise under
+    padding."""
     batched = sample(any_model, tokens_per_batch=tokens_per_batch)
     assert batched == alone(any_model)
     lengths = {len(one.token_ids) for row in batched for one in row}
@@ -71,7 +79,12 @@ def test_greedy_equals_generate_of_transformers_under_left_padding(any_model, eo
     padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in prompt_ids])
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids])
     theirs = any_model.generate(
-        padded, attention_mask=mask, do_sample=False, max_new_tokens=20, eos_token_id=list(eos_ids), pad_token_id=0
+        padded,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=20,
+        eos_token_id=list(eos_ids),
+        pad_token_id=0,
     )
     ours = sample(any_model, num_samples=1, eos_ids=eos_ids, sampling=Sampling(20, temperature=0.0))
     for row, (one,) in zip(theirs[:, width:].tolist(), ours, strict=True):
@@ -90,10 +103,11 @@ def test_greedy_equals_generate_of_transformers_under_left_padding(any_model, eo
     ],
 )
 def test_first_tokens_follow_the_softmax_of_the_logits_at_the_temperature(chat, sampling, allowed):
-    """Pearson's chi-square of 6,000 first tokens against softmax(logits / T), truncated and renormalised by hand.
+    """Pearson's chi-square of 6,000 first tokens against softmax(logits / T), truncated and renormalised by
+    hand.
 
-    Classes that expect fewer than five tokens are one class. A statistic of df + 5 sqrt(2 df) lies five standard
-    deviations above its mean: a right sampler exceeds it about once in a million seeds.
+    Classes that expect fewer than five tokens are one class. A statistic of df + 5 sqrt(2 df) lies five
+    standard deviations above its mean: a right sampler exceeds it about once in a million seeds.
     """
     (model, _), ids, n = chat, prompts((5,))[0], 6000
     with torch.inference_mode():
@@ -126,15 +140,17 @@ def choose(probabilities, uniform, **options):
 
 
 def test_a_token_is_the_first_whose_cumulative_probability_exceeds_the_number():
-    """Cumulative: 0.5, 0.75, 1. Zero-probability tokens are never drawn, not even by 0 or by the last number below 1."""
+    """Cumulative: 0.5, 0.75, 1. Zero-probability tokens are never drawn, not even by 0 or by the last number
+    below 1."""
     assert choose([0.5, 0.25, 0.25], [0.0, 0.49, 0.51, 0.74, 0.76, 0.999]) == [0, 0, 1, 1, 2, 2]
     below_one = 1.0 - 2.0**-53
     assert choose([0.0, 0.5, 0.0, 0.5, 0.0], [0.0, 0.49, 0.51, below_one]) == [1, 1, 3, 3]
 
 
 def test_truncation_keeps_the_most_likely_and_renormalises():
-    """top_k=2 of (.2, .5, .3) leaves (.5, .3): cumulative .625, 1. top_p=.5 is reached by the first token alone, .51 needs
-    two, and temperature comes first: at T = 0.5 the squares (.04, .25, .09) / .38 give the first .658.
+    """top_k=2 of (.2, .5, .3) leaves (.5, .3): cumulative .625, 1. top_p=.5 is reached by the first token
+    alone, .51 needs two, and temperature comes first: at T = 0.5 the squares (.04, .25, .09) / .38 give the
+    first .658.
     """
     thirds = [0.2, 0.5, 0.3]
     assert choose(thirds, [0.0, 0.62, 0.63, 0.999], top_k=2) == [1, 1, 2, 2]
@@ -181,7 +197,8 @@ def test_every_one_of_several_eos_ids_ends_a_sequence(any_model):
 
 
 def test_eos_and_pad_inside_a_prompt_belong_to_the_prompt(any_model):
-    """Pitfall 6: a chat prompt contains EOS after every turn; the completion starts after the prompt all the same."""
+    """Pitfall 6: a chat prompt contains EOS after every turn; the completion starts after the prompt all the
+    same."""
     prompt_ids = [[5, 0, 1, 7, 1], [0, 9, 11, 0, 13, 1, 1, 0]]
     together = sample(any_model, prompt_ids)
     for p, ids in enumerate(prompt_ids):
@@ -213,7 +230,8 @@ def test_neither_the_global_random_state_nor_the_gradients_are_touched(tiny):
 
 
 def test_prompts_are_read_once_and_finished_rows_leave(any_model, monkeypatch):
-    """7 prompts with 3 samples: one forward over the 7 prompts, then steps of 21 rows and less, one column each."""
+    """7 prompts with 3 samples: one forward over the 7 prompts, then steps of 21 rows and less, one column
+    each."""
     shapes = []
     any_model.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
     sample(any_model)

@@ -30,9 +30,11 @@ def weights(model):
 
 
 def test_it_is_the_documented_model(tiny):
-    """Embedding 320 x 64; per layer q, o 64 x 64, k, v 64 x 32 (q, k, v biased), three 64 x 192, two norms; a last norm.
+    """Embedding 320 x 64; per layer q, o 64 x 64, k, v 64 x 32 (q, k, v biased), three 64 x 192, two norms; a
+    last norm.
 
-    20,480 + 2 (4,160 + 2 x 2,080 + 4,096 + 36,864 + 128) + 64 = 119,360, the head being tied to the embedding.
+    20,480 + 2 (4,160 + 2 x 2,080 + 4,096 + 36,864 + 128) + 64 = 119,360, the head being tied to the
+    embedding.
     """
     model, tokenizer = tiny
     assert sum(parameter.numel() for parameter in model.parameters()) == 119_360
@@ -62,7 +64,8 @@ def test_sentences_of_the_grammar_take_fewer_tokens_than_characters(tiny):
 @pytest.mark.slow
 def test_two_processes_build_and_sample_the_same_bytes():
     runs = [
-        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True) for _ in range(2)
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+        for _ in range(2)
     ]
     assert runs[0].stdout == runs[1].stdout
     assert len(runs[0].stdout.strip()) == 64
