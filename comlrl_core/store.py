@@ -7,9 +7,8 @@ Iteration 0 is the initial team. Nothing here holds a time, a host or an absolut
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,11 @@ class Manifest:
         """Read a manifest; a `DataError` names the file and the field at fault."""
         values = read_json(path)
         fields: dict[str, Any] = {
-            "iteration": int, "inputs": str, "environment_steps": int, "history": list, "policy": str,
+            "iteration": int,
+            "inputs": str,
+            "environment_steps": int,
+            "history": list,
+            "policy": str,
         }
         if not isinstance(values, dict):
             raise DataError(f"{path}: a mapping is expected")
@@ -106,7 +109,9 @@ class Manifest:
         """Iterations whose files may be drawn from, oldest first."""
         return [entry.iteration for entry in self.history]
 
-    def next(self, *, inputs: str, previous: str, entry: IterationEntry, environment_steps: int) -> "Manifest":
+    def next(
+        self, *, inputs: str, previous: str, entry: IterationEntry, environment_steps: int
+    ) -> "Manifest":
         """The manifest of the iteration after this one (its `policy` is filled in when it is published)."""
         return replace(
             self,
@@ -187,7 +192,7 @@ def latest(store: Store) -> int | None:
     """The newest published iteration, or None."""
     if not store.models.is_dir():
         return None
-    numbers = [int(p.parent.name.removeprefix("iteration_")) for p in store.models.glob(f"iteration_*/{MANIFEST}")]
+    numbers = [
+        int(p.parent.name.removeprefix("iteration_")) for p in store.models.glob(f"iteration_*/{MANIFEST}")
+    ]
     return max(numbers, default=None)
-
-

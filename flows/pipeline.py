@@ -91,7 +91,7 @@ def commit(work_root: Path, stage: str, *, expected_inputs: str | None = None) -
     with _stage(work_root, stage, "commit") as loaded:
         if expected_inputs is not None and _inputs(loaded) != expected_inputs:
             logger.warning(
-                "what %s depends on (code, settings, data) changed while it ran: its results are not committed",
+                "code, settings or data of %s changed while it ran: its results are not committed",
                 stage,
             )
             return False
@@ -161,7 +161,7 @@ def _stage(work_root: Path, name: str, action: str) -> Iterator[Any]:
 
 
 def _quiet() -> None:
-    """DVC prints its progress for a person at the command line; here it would stand among the lines of a run."""
+    """DVC reports to a person at the command line; its lines would stand among those of a run."""
     logging.getLogger("dvc").setLevel(logging.WARNING)
 
 

@@ -172,7 +172,9 @@ def _sync_stage(path: Path, text: str, stage: str, wanted: Sequence[str]) -> str
         indent = " " * (key.start_mark.column + 2)
         lines = [f"{indent}- {text[ye.start(entry) : ye.end(entry)]}" for entry in entries]
         text = ye.replace_value(text, key, deps, "")
-        return ye.insert_lines(text, ye.line_end(text, ye.end(key)), lines + _dependency_lines(missing, f"{indent}- "))
+        return ye.insert_lines(
+            text, ye.line_end(text, ye.end(key)), lines + _dependency_lines(missing, f"{indent}- ")
+        )
     if len(unused) == len(deps.value) and not missing:
         return ye.cut_lines(text, key, deps)
     prefix = text[ye.line_start(text, ye.start(deps.value[0])) : ye.start(deps.value[0])]

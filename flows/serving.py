@@ -21,7 +21,9 @@ logger = logging.getLogger("comlrl_core.stages")
 
 DEPLOYMENT = "preference-training"
 NIGHTLY = "0 2 * * *"  # the schedule that the deployment offers, switched off
-POLL_SECONDS = 2  # how often the served deployment looks for runs; Prefect's own 10 s feel like nothing happens
+POLL_SECONDS = (
+    2  # how often the served deployment looks for runs; Prefect's own 10 s feel like nothing happens
+)
 
 
 def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: int) -> None:
@@ -48,7 +50,7 @@ def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: i
 def _serve(project: Project, config: RunConfig) -> None:
     from prefect import serve
     from prefect.client.schemas.schedules import CronSchedule
-    from prefect.deployments.runner import EntrypointType
+    from prefect.deployments.runner import EntrypointType, RunnerDeployment
 
     from flows.training import preference_training
 
@@ -62,6 +64,7 @@ def _serve(project: Project, config: RunConfig) -> None:
         entrypoint_type=EntrypointType.MODULE_PATH,
         tags=["comlrl"],
     )
+    assert isinstance(deployment, RunnerDeployment)  # a coroutine only where an event loop runs
     serve(deployment, limit=1, pause_on_shutdown=False, print_starting_message=False)
 
 
@@ -77,7 +80,18 @@ def _server(project: Project, url: str, port: int) -> Iterator[None]:
 @contextmanager
 def _mlflow(project: Project, port: int) -> Iterator[None]:
     uri = os.environ.get("MLFLOW_TRACKING_URI") or database_uri(project.state_root)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", HOST, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        uri,
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    ]
     command += ["--workers", "1", "--artifacts-destination", str(project.artifacts)]
     with _child(command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, project.logs / "mlflow-ui.log"):
         yield
@@ -116,4 +130,6 @@ def _wait(url: str, what: str, log: Path) -> None:
             except httpx.HTTPError:
                 pass
         time.sleep(0.3)
-    raise ComlrlError(f"the {what} server did not answer at {url} within {WAIT_SECONDS:g} s; its log is {log}")
+    raise ComlrlError(
+        f"the {what} server did not answer at {url} within {WAIT_SECONDS:g} s; its log is {log}"
+    )

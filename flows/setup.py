@@ -57,6 +57,9 @@ def reproduce(project: Project, arguments: list[str]) -> int:
     """`dvc repro` in the project, with this interpreter first on the path and the project held throughout."""
     with project.run_lock("repro", children=True):
         bring_up_to_date(project)
-        environment = {**os.environ, "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
         command = [sys.executable, "-m", "dvc", "repro", *arguments]
         return subprocess.run(command, cwd=project.work_root, env=environment, check=False).returncode

@@ -10,6 +10,7 @@ from flows.prefect_api import healthy, read_record
 from flows.project import Project
 from flows.training import log_datasets, log_evaluation, log_iteration, open_tracker
 from tasks.evaluate import evaluation_metrics, summarize_run
+from tasks.job import Job
 from tasks.prepare import prepare
 from tasks.tracking import Tracker
 
@@ -39,7 +40,7 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
         tracker.finish("FINISHED")
 
 
-def _iterate(job, number: int, tracker: Tracker, project: Project) -> None:  # type: ignore[no-untyped-def]
+def _iterate(job: Job, number: int, tracker: Tracker, project: Project) -> None:
     with tracker.iteration(number) as child:
         metrics = (iterate if _server(project) else iterate.fn)(job, number)
         log_iteration(job, tracker, child, number)
@@ -62,7 +63,9 @@ def _number(name: str, iteration: str | None, config: RunConfig) -> int:
             raise ConfigError(f"--iteration belongs to stage iterate, not to {name}")
         return 0
     if iteration is None or not iteration.isdigit() or not 1 <= int(iteration) <= config.num_iterations:
-        raise ConfigError(f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}")
+        raise ConfigError(
+            f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}"
+        )
     return int(iteration)
 
 
@@ -75,7 +78,9 @@ def evaluate_policies(project: Project, config: RunConfig, iteration: int | None
         raise ConfigError(f"{store.models} holds no policies yet; `comlrl run` trains them")
     number = published[-1] if iteration is None else iteration
     if number not in published:
-        raise ConfigError(f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}")
+        raise ConfigError(
+            f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}"
+        )
     metrics = evaluation_metrics(planned.job, number)
     if not metrics:
         raise ConfigError("tasks.eval is null: there are no held-out tasks to evaluate on")

@@ -99,8 +99,16 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     elif stage == "evaluate":
         current = False
     else:
-        present = job.train_tasks.is_file() if iteration == 0 else iteration_path(job.store.replay, iteration).is_file()
-        current = present and job.store.has(iteration) and job.store.manifest(iteration).inputs == inputs_digest(job, iteration)
+        present = (
+            job.train_tasks.is_file()
+            if iteration == 0
+            else iteration_path(job.store.replay, iteration).is_file()
+        )
+        current = (
+            present
+            and job.store.has(iteration)
+            and job.store.manifest(iteration).inputs == inputs_digest(job, iteration)
+        )
     if current:
         logger.info("%s is up to date", stage)
     return current
@@ -140,7 +148,10 @@ def open_tracker(planned: Plan) -> Tracker:
 
 def log_datasets(job: Job, tracker: Tracker) -> None:
     """The task files as data-set inputs of the run, by the digest that DVC records for them."""
-    for name, path, context in (("train", job.train_tasks, "training"), ("eval", job.eval_tasks, "evaluation")):
+    for name, path, context in (
+        ("train", job.train_tasks, "training"),
+        ("eval", job.eval_tasks, "evaluation"),
+    ):
         digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
         tracker.log_dataset(f"tasks-{name}", digest, path.relative_to(job.source_root).as_posix(), context)
 
@@ -204,7 +215,9 @@ def finish_run(job: Job, tracker: Tracker, summary: dict[str, Any]) -> None:
     for path in sorted(job.plots.glob("*.csv")):
         tracker.log_artifact(path, "plots")
     if job.config.tracking.log_policies:
-        evaluation = {f"eval/{k}": v for k, v in summary.get("evaluation", {}).items() if isinstance(v, float)}
+        evaluation = {
+            f"eval/{k}": v for k, v in summary.get("evaluation", {}).items() if isinstance(v, float)
+        }
         steps = job.store.manifest(last).environment_steps
         tracker.log_policy(job.store.policy(last), f"policies-{iteration_key(last)}", evaluation, steps)
     if orchestrated():

@@ -55,7 +55,7 @@ def get(node: Node | None, key: str) -> tuple[Node, Node] | None:
 
 def find_all(node: Node, key: str) -> list[tuple[Node, Node]]:
     """Key and value nodes of `key` anywhere in the mappings below `node`."""
-    found = []
+    found: list[tuple[Node, Node]] = []
     for key_node, value in items(node):
         if isinstance(key_node, ScalarNode) and key_node.value == key:
             found.append((key_node, value))
@@ -119,7 +119,7 @@ def cut_lines(text: str, first: Node, last: Node) -> str:
 
 
 def replace_value(text: str, key: Node, value: Node, new: str) -> str:
-    """Write `new` after `key:` instead of what stands there (a scalar or a bracketed collection, or nothing)."""
+    """Write `new` after `key:` instead of what stands there (a scalar, a bracketed collection, nothing)."""
     first, last = start(value), end(value)
     if first == last:  # the parser places a value that was not written at the next token
         first = last = text.index(":", end(key)) + 1

@@ -34,11 +34,21 @@ COLLAPSE_STANDARD_ERRORS = 2.0
 
 @task(name="evaluate", task_run_name="evaluate-{iteration}", **OPTIONS)
 def evaluate_iteration(job: Job, iteration: int) -> dict[str, float]:
-    """Metrics of the policies that `iteration` left behind: rewards, lengths and win rates; `{}` without
-    held-out tasks.
-    """
-    tasks = eval_tasks(job)
-    if not tasks:
+    """Metrics of the policies that `iteration` left behind: rewards, lengths and win rates; `{}` without held-out tasks."""
+    metrics = evaluation_metrics(job, iteration)
+    if metrics:
+        logger.info(
+            "iteration %d: evaluation reward %.3f +- %.3f",
+            iteration,
+            metrics["eval/reward_mean"],
+            metrics["eval/reward_se"],
+        )
+    return metrics
+
+
+def evaluation_metrics(job: Job, iteration: int) -> dict[str, float]:
+    """What `evaluate_iteration` reports; samples of an earlier call are used again."""
+    if not eval_tasks(job):
         return {}
     settle(job)
     samples = policy_samples(job, iteration, "team")
@@ -146,7 +156,9 @@ def _win_metrics(name: str, rate: WinRate) -> dict[str, float]:
 def summarize_run(job: Job) -> dict[str, Any]:
     """Write `metrics.json` and `plots/*.csv` over all iterations; returns what `metrics.json` holds."""
     last = job.config.num_iterations
-    curve = [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
+    curve = (
+        [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
+    )
     write_curve(job.plots / "evaluation.csv", curve)
     collections = [
         {"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)

@@ -41,7 +41,10 @@ def pair(job: Job, iteration: int) -> dict[str, Any]:
         )
         write_json(steps.entry, asdict(entry))
     meta = read_json(meta_path(steps.pairs, iteration))
-    for path in (iteration_path, meta_path):  # the finished step stays where it is until the iteration is whole
+    for path in (
+        iteration_path,
+        meta_path,
+    ):  # the finished step stays where it is until the iteration is whole
         atomic_write_bytes(path(job.store.replay, iteration), path(steps.pairs, iteration).read_bytes())
     counts: dict[str, Any] = meta["counts"]
     logger.info(
@@ -67,5 +70,3 @@ def comparator_version(job: Job, iteration: int) -> str | None:
     if training.comparator_policy == "model":
         return f"model {training.comparator_model_name or ', '.join(training.comparator_agents or [])}"
     return training.comparator_policy
-
-

@@ -334,11 +334,23 @@ class Tracker:
 
         with suppress(MlflowException):  # it exists
             self._client.create_registered_model(name)
-        version = self._client.create_model_version(
-            name, f"models:/{model_id}", self.run_id, model_id=model_id
-        )
+        source = f"models:/{model_id}"
+        with self._as_global_uri():
+            version = self._client.create_model_version(name, source, self.run_id, model_id=model_id)
         if alias:
             self._client.set_registered_model_alias(name, alias, version.version)
+
+    @contextmanager
+    def _as_global_uri(self) -> Iterator[None]:
+        """The registry resolves `models:/` addresses with MLflow's global URI, not with its client's."""
+        import mlflow
+
+        former = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
+        mlflow.set_tracking_uri(self.tracking_uri)
+        try:
+            yield
+        finally:
+            mlflow.set_tracking_uri(former)  # type: ignore[arg-type]  # None unsets it
 
     def _warn(self, what: str, error: Exception) -> None:
         if what in self._warned:

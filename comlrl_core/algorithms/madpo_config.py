@@ -48,7 +48,8 @@ class MADPOConfig(
         """Say once what is accepted without effect or differs from what a reader of the settings may expect."""
         if self.reference_kl_enabled:
             say_once(
-                "madpo-kl", "reference_kl_enabled has no effect on MADPO's loss; see `reference` for a reference policy"
+                "madpo-kl",
+                "reference_kl_enabled has no effect on MADPO's loss; see `reference` for a reference policy",
             )
         if self.top_p < 1.0 or self.top_k is not None:
             say_once(
@@ -72,7 +73,8 @@ class MADPOIterConfig(fields.ReplayFields, fields.ComparatorFields, MADPOConfig)
     )
     num_iterations: int = Field(6, ge=1, le=9999, description="Iterations of collect, draw and update.")
     log_reward_distribution: bool = Field(
-        False, description="Log the histogram of collected rewards (the reward function needs `reward_range`)."
+        False,
+        description="Log the histogram of collected rewards (the reward function needs `reward_range`).",
     )
     policy_checkpoint_dir: str | None = Field(
         None, description="Folder for every iteration's policies (Python trainers; a project uses `models/`)."

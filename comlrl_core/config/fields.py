@@ -26,7 +26,10 @@ class SamplingFields(Settings):
         0.6, gt=0.0, le=100.0, description="Softmax temperature of sampling (shipped settings: 1.0)."
     )
     top_p: float = Field(
-        0.6, gt=0.0, le=1.0, description="Nucleus mass kept by the sampler; 1.0 = off (shipped settings: 1.0)."
+        0.6,
+        gt=0.0,
+        le=1.0,
+        description="Nucleus mass kept by the sampler; 1.0 = off (shipped settings: 1.0).",
     )
     top_k: int | None = Field(
         50, ge=1, description="Tokens kept by the sampler; null = all (shipped settings: null)."
@@ -73,7 +76,10 @@ class OptimizationFields(Settings):
 
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of every random stream of the run.")
     num_threads: int | None = Field(
-        None, ge=1, le=4096, description="PyTorch threads (results depend on it); null = PyTorch's own choice."
+        None,
+        ge=1,
+        le=4096,
+        description="PyTorch threads (results depend on it); null = PyTorch's own choice.",
     )
     gradient_clip: float | None = Field(
         1.0, gt=0.0, description="Largest gradient norm of an agent; null = no clipping."
@@ -85,7 +91,9 @@ class OptimizationFields(Settings):
     lr_schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = Field(
         "constant", description="Learning-rate schedule over the updates of one iteration."
     )
-    lr_warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up at the start of the schedule.")
+    lr_warmup_steps: int = Field(
+        0, ge=0, description="Updates of linear warm-up at the start of the schedule."
+    )
     optimizer_state: Literal["carry", "reset"] = Field(
         "carry", description="Keep AdamW's moments from one iteration to the next, or start afresh."
     )
@@ -93,13 +101,16 @@ class OptimizationFields(Settings):
         None, ge=1, description="Tasks answered together in a collection; null = all tasks."
     )
     tokens_per_batch: int | None = Field(
-        None, ge=1, description="Upper bound of tokens (rows x length) in one generation batch; null = no bound."
+        None,
+        ge=1,
+        description="Upper bound of tokens (rows x length) in one generation batch; null = no bound.",
     )
     micro_batch_size: int | None = Field(
         None, ge=1, description="Pairs per forward pass inside an update; null = the whole minibatch."
     )
     on_nonfinite_loss: Literal["fail", "skip"] = Field(
-        "fail", description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop)."
+        "fail",
+        description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop).",
     )
 
 
@@ -111,7 +122,9 @@ class RolloutFields(Settings):
         None, ge=1, description="Samples (pairs) in one optimizer step; null = rollout_buffer_size."
     )
     num_turns: int = Field(1, description="Turns of a task; preference algorithms train on one.")
-    joint_mode: str = Field("aligned", description="How responses form joint responses; `aligned` alone here.")
+    joint_mode: str = Field(
+        "aligned", description="How responses form joint responses; `aligned` alone here."
+    )
     discount: float = Field(1.0, description="Not used by preference algorithms.")
     early_termination_threshold: float | None = Field(None, description="Not used by preference algorithms.")
     external_prompt_passthrough: bool = Field(False, description="Not used by preference algorithms.")
@@ -144,12 +157,16 @@ class PreferenceFields(Settings):
     )
     min_reward_gap: float = Field(0.0, ge=0.0, description="Pairs whose rewards differ by less are dropped.")
     on_bad_reward: Literal["fail", "drop"] = Field(
-        "fail", description="Stop at a NaN, infinite or missing reward, or drop and count that joint response."
+        "fail",
+        description="Stop at a NaN, infinite or missing reward, or drop and count that joint response.",
     )
     use_environment_step: bool = Field(True, description="Metrics are drawn over environment steps.")
-    environment_steps_per_pair: int = Field(2, ge=1, description="Environment steps counted per trained pair.")
+    environment_steps_per_pair: int = Field(
+        2, ge=1, description="Environment steps counted per trained pair."
+    )
     collaboration_mode: Literal["decentralized", "centralized"] = Field(
-        "decentralized", description="Every agent writes its own response (one actor for all roles is not offered)."
+        "decentralized",
+        description="Every agent writes its own response (one actor for all roles is not offered).",
     )
 
     @model_validator(mode="after")
@@ -170,7 +187,8 @@ class MADPOFields(Settings):
         0.0, ge=0.0, lt=0.5, description="Assumed share of wrong labels (sigmoid loss)."
     )
     reference: Literal["none", "initial", "previous"] = Field(
-        "none", description="Policies whose margins are subtracted: none, the run's first, or this iteration's first."
+        "none",
+        description="Policies whose margins are subtracted: none, the run's first, or this iteration's first.",
     )
 
     @model_validator(mode="after")
@@ -243,13 +261,19 @@ class ComparatorFields(Settings):
         "generic", description="Remote comparators are not offered yet."
     )
     comparator_api_model: None = Field(None, description="Remote comparators are not offered yet.")
-    comparator_api_max_n_per_request: None = Field(None, description="Remote comparators are not offered yet.")
+    comparator_api_max_n_per_request: None = Field(
+        None, description="Remote comparators are not offered yet."
+    )
     comparator_api_timeout: float = Field(120.0, gt=0, description="Remote comparators are not offered yet.")
     comparator_api_headers: None = Field(None, description="Remote comparators are not offered yet.")
     comparator_api_key_env: None = Field(None, description="Remote comparators are not offered yet.")
-    comparator_api_key_header: str = Field("Authorization", description="Remote comparators are not offered yet.")
+    comparator_api_key_header: str = Field(
+        "Authorization", description="Remote comparators are not offered yet."
+    )
     comparator_api_key_prefix: str = Field("Bearer", description="Remote comparators are not offered yet.")
-    comparator_api_response_field: str = Field("completions", description="Remote comparators are not offered yet.")
+    comparator_api_response_field: str = Field(
+        "completions", description="Remote comparators are not offered yet."
+    )
     comparator_api_extra_body: None = Field(None, description="Remote comparators are not offered yet.")
 
     @model_validator(mode="before")
@@ -272,9 +296,13 @@ class ComparatorFields(Settings):
     def _policy_fits(self) -> "ComparatorFields":
         named = [n for n in ("comparator_model_name", "comparator_agents") if getattr(self, n) is not None]
         if self.comparator_policy == "model" and len(named) != 1:
-            raise ValueError("comparator_policy: model needs either comparator_model_name or comparator_agents")
+            raise ValueError(
+                "comparator_policy: model needs either comparator_model_name or comparator_agents"
+            )
         if self.comparator_policy != "model" and named:
-            raise ValueError(f"{named[0]} belongs to comparator_policy: model, not to {self.comparator_policy}")
+            raise ValueError(
+                f"{named[0]} belongs to comparator_policy: model, not to {self.comparator_policy}"
+            )
         if self.comparator_history_k is not None and self.comparator_policy != "history":
             raise ValueError(
                 f"comparator_history_k belongs to comparator_policy: history, not to {self.comparator_policy}"

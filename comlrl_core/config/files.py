@@ -44,7 +44,9 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
         name, separator, text = override.partition("=")
         parts = name.strip().split(".")
         if not separator or not all(parts):
-            raise ConfigError(f"--set {override!r}: expected section.key=value, for example training.dpo_beta=0.3")
+            raise ConfigError(
+                f"--set {override!r}: expected section.key=value, for example training.dpo_beta=0.3"
+            )
         target = result
         for part in parts[:-1]:
             inner = target.setdefault(part, {})

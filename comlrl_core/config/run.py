@@ -32,13 +32,15 @@ class TeamSettings(Settings):
         description="Prompt text with {field} placeholders of the task row, one for all agents or one per agent.",
     )
     system_prompts: str | list[str] | None = Field(
-        None, description="System message, one for all or one per agent (needs a tokenizer with a chat template)."
+        None,
+        description="System message, one for all or one per agent (needs a tokenizer with a chat template).",
     )
     formatter: str | None = Field(
         None, description="Import path of a Python formatter, `module:function` or `file.py:function`."
     )
     on_long_prompt: Literal["fail", "truncate_left"] = Field(
-        "fail", description="Refuse a prompt that does not fit the context, or cut it from the left and count it."
+        "fail",
+        description="Refuse a prompt that does not fit the context, or cut it from the left and count it.",
     )
     model_options: dict[str, Any] = Field(
         default_factory=dict,
@@ -48,7 +50,9 @@ class TeamSettings(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> "TeamSettings":
         if (self.agent_model is None) == (self.agents is None):
-            raise ValueError("give either agent_model (one for all) or agents (one per agent), the other null")
+            raise ValueError(
+                "give either agent_model (one for all) or agents (one per agent), the other null"
+            )
         if self.formatter and (self.templates or self.system_prompts):
             raise ValueError("formatter replaces templates and system_prompts; give one or the other")
         return self
@@ -77,7 +81,9 @@ class RewardSettings(Settings):
         "builtin:length_ratio",
         description="`builtin:length_ratio`, `package.module:function` or `my_rewards.py:function`.",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments bound to the function."
+    )
     processor: str | None = Field(
         None, description="Import path of a function applied to every reward (scaling, clipping)."
     )
@@ -102,7 +108,9 @@ class TrackingSettings(Settings):
     """What MLflow records."""
 
     enabled: bool = Field(True, description="Record the run in MLflow.")
-    experiment: str = Field("comlrl", min_length=1, max_length=200, description="Name of the MLflow experiment.")
+    experiment: str = Field(
+        "comlrl", min_length=1, max_length=200, description="Name of the MLflow experiment."
+    )
     log_policies: bool = Field(True, description="Record the last iteration's policies as an MLflow model.")
 
 
@@ -119,8 +127,9 @@ class RunConfig(Settings):
     tasks: TaskSettings = Field(default_factory=TaskSettings, description="What is answered.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="Who scores the answers.")
     training: MADPOIterConfig | MADPOConfig = Field(
-        default_factory=dict,  # type: ignore[arg-type]
-        validate_default=True, description="How the team learns (the published settings)."
+        default_factory=dict,
+        validate_default=True,
+        description="How the team learns (the published settings).",
     )
     evaluation: EvaluationSettings = Field(
         default_factory=EvaluationSettings, description="How progress is measured."
@@ -130,7 +139,11 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _one_collection_offline(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("algorithm") == "madpo" and "num_iterations" not in values:
+        if (
+            isinstance(values, Mapping)
+            and values.get("algorithm") == "madpo"
+            and "num_iterations" not in values
+        ):
             return {**values, "num_iterations": 1}
         return values
 
@@ -198,7 +211,9 @@ class ParamsFile(RunConfig):
     def _chain_is_whole(self) -> "ParamsFile":
         if self.iterations is None and self.last_iteration is None:
             return self
-        if self.iterations != chain(self.num_iterations) or self.last_iteration != iteration_key(self.num_iterations):
+        if self.iterations != chain(self.num_iterations) or self.last_iteration != iteration_key(
+            self.num_iterations
+        ):
             raise ValueError(
                 f"`iterations` and `last_iteration` do not spell num_iterations: {self.num_iterations}; "
                 f"run `comlrl iterations {self.num_iterations}`"
@@ -207,7 +222,9 @@ class ParamsFile(RunConfig):
 
     def run_config(self) -> RunConfig:
         """The run alone."""
-        return RunConfig.model_validate(self.model_dump(include=set(RunConfig.model_fields), exclude_unset=True))
+        return RunConfig.model_validate(
+            self.model_dump(include=set(RunConfig.model_fields), exclude_unset=True)
+        )
 
 
 def chain(num_iterations: int) -> dict[str, dict[str, str]]:

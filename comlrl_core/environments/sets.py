@@ -33,9 +33,7 @@ def task_sets(
     return training, evaluation
 
 
-def _rows(
-    part: str, source: str, num_train: int | None, num_eval: int | None, seed: int, root: Path
-) -> Rows:
+def _rows(part: str, source: str, num_train: int | None, num_eval: int | None, seed: int, root: Path) -> Rows:
     if source.startswith(BUILTIN_PREFIX):
         return make_builtin_tasks(source, num_train, num_eval, seed)[0 if part == "train" else 1]
     limit = num_train if part == "train" else num_eval

@@ -66,9 +66,18 @@ def _scored(
     prompts: Sequence[tuple[str, ...]],
     answers: Sequence[Sequence[JointResponse]],
 ) -> list[EvaluatedSample]:
-    flat = [(task, prompt, joint) for task, prompt, of_task in zip(tasks, prompts, answers, strict=True) for joint in of_task]
-    texts = [list(texts) for texts in zip(*([c.text for c in joint.completions] for _, _, joint in flat), strict=True)]
-    scores = oracle.score(texts, [dict(task) for task, _, _ in flat], [oracle_prompt(prompt) for _, prompt, _ in flat])
+    flat = [
+        (task, prompt, joint)
+        for task, prompt, of_task in zip(tasks, prompts, answers, strict=True)
+        for joint in of_task
+    ]
+    texts = [
+        list(texts)
+        for texts in zip(*([c.text for c in joint.completions] for _, _, joint in flat), strict=True)
+    ]
+    scores = oracle.score(
+        texts, [dict(task) for task, _, _ in flat], [oracle_prompt(prompt) for _, prompt, _ in flat]
+    )
     return [
         EvaluatedSample(
             task_id=str(task["task_id"]),
@@ -90,5 +99,5 @@ def sample_to_json(sample: EvaluatedSample) -> dict[str, Any]:
 
 def sample_from_json(values: Mapping[str, Any]) -> EvaluatedSample:
     """The sample that `sample_to_json` wrote."""
-    lists = ("characters", "tokens", "finished", "texts")
-    return EvaluatedSample(**{key: tuple(value) if key in lists else value for key, value in values.items()})
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    return EvaluatedSample(**fields)

@@ -59,9 +59,7 @@ def write_pairs(
     return pairing, IterationEntry(iteration, len(pairing.records), sha256_file(path))
 
 
-def draw_pairs(
-    folder: Path, iteration: int, eligible: Sequence[int], config: MADPOConfig
-) -> ReplaySample:
+def draw_pairs(folder: Path, iteration: int, eligible: Sequence[int], config: MADPOConfig) -> ReplaySample:
     """The pairs that `iteration` trains on; its own file must be in `folder` already."""
     settings = ReplaySettings()
     if isinstance(config, ReplayFields):
@@ -87,9 +85,15 @@ def collection_metrics(meta: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _rewards(responses: Sequence[JointResponse], oracle: Oracle, config: MADPOConfig) -> dict[str, Any] | None:
-    distribution: dict[str, Any] | None = reward_distribution(responses)  # type: ignore[assignment]
-    if distribution is None or not getattr(config, "log_reward_distribution", False) or oracle.reward_range is None:
+def _rewards(
+    responses: Sequence[JointResponse], oracle: Oracle, config: MADPOConfig
+) -> dict[str, Any] | None:
+    distribution: dict[str, Any] | None = reward_distribution(responses)
+    if (
+        distribution is None
+        or not getattr(config, "log_reward_distribution", False)
+        or oracle.reward_range is None
+    ):
         return distribution
     low, high = oracle.reward_range
     counts = [0] * HISTOGRAM_BINS

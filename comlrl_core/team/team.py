@@ -163,15 +163,18 @@ class Team:
             digest.update(known[id(model)])
         return digest.hexdigest()
 
-    def copy(self, device: str | torch.device | None = None) -> "Team":
-        """A frozen team with its own copy of the weights (on `device`, or where they are); shared models stay
-        shared."""
+    def copy(self, devices: str | torch.device | Sequence[str | torch.device] | None = None) -> "Team":
+        """A frozen team with its own copy of the weights; shared models stay shared.
+
+        `devices`: one for all or one per agent; None leaves each copy where its original is.
+        """
+        places = _per_agent(devices, self.num_agents, "devices")
         copies: dict[int, PreTrainedModel] = {}
         agents = []
-        for agent in self.agents:
+        for agent, place in zip(self.agents, places, strict=True):
             if id(agent.model) not in copies:
                 twin = copy.deepcopy(agent.model).eval().requires_grad_(False)
-                copies[id(agent.model)] = twin if device is None else twin.to(torch.device(device))
+                copies[id(agent.model)] = twin if place is None else twin.to(torch.device(place))  # type: ignore[arg-type]
             agents.append(make_agent(agent.index, copies[id(agent.model)], agent.tokenizer, agent.source))
         return Team(agents, self.formatters, self.on_long_prompt)
 

@@ -70,8 +70,13 @@ def check_evaluation(eval_logger: Any, eval_aggregator: Any) -> None:
 def say_unused(wandb_config: Any, external_transition: Any, centralized_comparator_adapter: Any) -> None:
     """Published arguments that are accepted without effect here."""
     if wandb_config is not None:
-        say_once("wandb", "wandb_config is accepted without effect: runs are tracked with MLflow, see metrics_callback")
+        say_once(
+            "wandb",
+            "wandb_config is accepted without effect: runs are tracked with MLflow, see metrics_callback",
+        )
     if external_transition is not None:
-        say_once("transition", "external_transition has no effect on preference trainers, which train on one turn")
+        say_once(
+            "transition", "external_transition has no effect on preference trainers, which train on one turn"
+        )
     if centralized_comparator_adapter is not None:
         raise ConfigError("centralized_comparator_adapter: centralized comparators are not offered yet")

@@ -153,7 +153,9 @@ class PreferenceTrainer:
     def required_tasks(self) -> list[dict[str, Any]]:
         """The training tasks; a `ConfigError` where the trainer was made without."""
         if self.train_tasks is None:
-            raise ConfigError("train_dataset is required by train(): a list of rows, a data set, a file or a name")
+            raise ConfigError(
+                "train_dataset is required by train(): a list of rows, a data set, a file or a name"
+            )
         return self.train_tasks
 
     def collect_scored(self, iteration: int, comparator: Comparator | None) -> list[TaskCandidates]:
@@ -184,7 +186,9 @@ class PreferenceTrainer:
             self.report(self.evaluate(), environment_steps)
         every = self.args.logging_steps
         if environment_steps // every > (environment_steps - self._steps_of(metrics)) // every:
-            self.report({f"train/{k}": float(v) for k, v in metrics.items() if v is not None}, environment_steps)
+            self.report(
+                {f"train/{k}": float(v) for k, v in metrics.items() if v is not None}, environment_steps
+            )
 
     _updates_per_epoch = 1
 
@@ -214,7 +218,9 @@ class PreferenceTrainer:
         self.manifest = manifest
 
     def _read_team(self, folder: Path, devices: Any) -> Team:
-        options = {k: v for k, v in self.model_config.items() if k != "special_tokens"}  # saved with the models
+        options = {
+            k: v for k, v in self.model_config.items() if k != "special_tokens"
+        }  # saved with the models
         return load_team_folder(folder, self.formatters, devices, self.team.on_long_prompt, options)
 
     def folder_or_temporary(self, folder: str | Path | None, what: str) -> Path:

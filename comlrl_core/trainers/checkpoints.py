@@ -18,7 +18,12 @@ _NAME = re.compile(r"(iteration|epoch)_(\d{4,})")
 
 
 def save_checkpoint(
-    folder: Path, team: Team, engines: Sequence[Engine], config: MADPOConfig, manifest: Manifest, learned: Learned
+    folder: Path,
+    team: Team,
+    engines: Sequence[Engine],
+    config: MADPOConfig,
+    manifest: Manifest,
+    learned: Learned,
 ) -> None:
     """Write a checkpoint that `train(resume_from_checkpoint=folder)` goes on from; complete or absent."""
     with whole_folder(folder) as staging:

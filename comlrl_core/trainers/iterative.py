@@ -108,7 +108,11 @@ class MADPOIterTrainer(PreferenceTrainer):
 
     def _comparator(self, iteration: int, store: Store) -> Comparator:
         return open_comparator(
-            self.args, self.team, iteration, lambda index: self.load_past(store.policy(index)), self._load_models
+            self.args,
+            self.team,
+            iteration,
+            lambda index: self.load_past(store.policy(index)),
+            self._load_models,
         )
 
     def _load_models(self, sources: Sequence[str]) -> Team:

@@ -10,7 +10,14 @@ from flows.environment import env_defaults, environment
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [*environment(tmp_path), "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy"]:
+    for name in [
+        *environment(tmp_path),
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "no_proxy",
+    ]:
         monkeypatch.setenv(name, "")  # so that monkeypatch restores it
         monkeypatch.delenv(name)
 
@@ -32,6 +39,13 @@ def test_settings_of_the_user_stay(tmp_path: Path, monkeypatch) -> None:
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect")
 
 
+def test_a_second_project_of_the_process_gets_its_own_databases(tmp_path: Path) -> None:
+    env_defaults(tmp_path / "a")
+    env_defaults(tmp_path / "b")
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path / 'b' / 'mlflow.db'}"
+    assert os.environ["PREFECT_HOME"] == str(tmp_path / "b" / "prefect")
+
+
 def test_the_loopback_is_not_asked_through_a_proxy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("no_proxy", "intern")
     env_defaults(tmp_path)
@@ -45,10 +59,12 @@ def test_the_loopback_is_not_asked_through_a_proxy(tmp_path: Path, monkeypatch) 
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     """Setting the environment after these packages are imported would be too late."""
     code = (
-        "import sys; from pathlib import Path; from flows.environment import env_defaults; import flows.pipeline;"
-        "import flows.project; import flows.prefect_api; import tasks.tracking; env_defaults(Path(sys.argv[1]));"
+        "import sys; from pathlib import Path; from flows.environment import env_defaults;"
+        "import flows.pipeline, flows.project, flows.prefect_api, tasks.tracking; env_defaults(Path(sys.argv[1]));"
         "print(sorted({'prefect', 'mlflow', 'dvc', 'torch'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], cwd=root, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

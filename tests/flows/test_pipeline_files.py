@@ -61,13 +61,17 @@ def dvc_yaml(tmp_path: Path) -> Path:
 def test_more_iterations_add_lines_and_keep_everything_else(params: Path) -> None:
     assert set_iterations(params, 3)
     expected = PARAMS.replace("num_iterations: 2", "num_iterations: 3").replace("'0002'\n", "'0003'\n")
-    expected = expected.replace("    previous: '0001'\n", "    previous: '0001'\n  '0003': {previous: '0002'}\n")
+    expected = expected.replace(
+        "    previous: '0001'\n", "    previous: '0001'\n  '0003': {previous: '0002'}\n"
+    )
     assert params.read_text() == expected
 
 
 def test_fewer_iterations_remove_lines_and_no_comment_of_the_next_section(params: Path) -> None:
     assert set_iterations(params, 1)
-    expected = PARAMS.replace("num_iterations: 2", "num_iterations: 1").replace("'0002'\niter", "'0001'\niter")
+    expected = PARAMS.replace("num_iterations: 2", "num_iterations: 1").replace(
+        "'0002'\niter", "'0001'\niter"
+    )
     assert params.read_text() == expected.replace("  '0002':\n    previous: '0001'\n", "")
 
 
@@ -88,7 +92,9 @@ def test_a_number_out_of_bounds_is_refused(params: Path, n: object) -> None:
 
 def test_wrong_and_unquoted_entries_are_rewritten(params: Path) -> None:
     """`0001` without quotes is the integer 1 for DVC, whose stage would be `iterate@1`."""
-    params.write_text("num_iterations: 3\nlast_iteration: 0003\niterations:\n    0001: {previous: 0000}\n    x: {}\n")
+    params.write_text(
+        "num_iterations: 3\nlast_iteration: 0003\niterations:\n    0001: {previous: 0000}\n    x: {}\n"
+    )
     assert set_iterations(params, 2)
     assert params.read_text() == (
         "num_iterations: 2\nlast_iteration: '0002'\niterations:\n"
@@ -96,12 +102,15 @@ def test_wrong_and_unquoted_entries_are_rewritten(params: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mapping", ["iterations: {}  # none\n", "iterations:  # none\n", "iterations: null  # none\n"])
+@pytest.mark.parametrize(
+    "mapping", ["iterations: {}  # none\n", "iterations:  # none\n", "iterations: null  # none\n"]
+)
 def test_empty_mappings_are_filled(params: Path, mapping: str) -> None:
     params.write_text(f"num_iterations: 0\nlast_iteration:\n{mapping}seed: 1\n")
     assert set_iterations(params, 1)
-    expected = "num_iterations: 1\nlast_iteration: '0001'\niterations:  # none\n  '0001': {previous: '0000'}\nseed: 1\n"
-    assert params.read_text() == expected
+    assert params.read_text() == (
+        "num_iterations: 1\nlast_iteration: '0001'\niterations:  # none\n  '0001': {previous: '0000'}\nseed: 1\n"
+    )
 
 
 def test_missing_keys_are_added_at_the_end(params: Path) -> None:
@@ -136,7 +145,10 @@ def test_user_files_become_dependencies_and_leave_again(dvc_yaml: Path) -> None:
     }
     assert sync_dependencies(dvc_yaml, files)
     text = dvc_yaml.read_text()
-    assert '        - my_rewards.py  # from params.yaml\n        - "base model"  # from params.yaml\n      outs:' in text
+    assert (
+        '        - my_rewards.py  # from params.yaml\n        - "base model"  # from params.yaml\n      outs:'
+        in text
+    )
     assert "        # the one before\n" in text
     assert "    deps:  # inputs\n      - comlrl.lock\n      - data/x\n      - my_rewards.py" in text
     assert "  evaluate:\n    deps:\n      - my_rewards.py" in text

@@ -1,4 +1,4 @@
-"""The life of the embedded server. A stand-in program answers the health check where Prefect itself is not the point."""
+"""The life of the embedded server. A stand-in answers the health check where Prefect itself is not the point."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -42,13 +43,20 @@ def stand_in(*words: str) -> list[str]:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    return tmp_path / ".comlrl"
+    yield tmp_path / ".comlrl"
+    for process in started:
+        process.kill()
+        process.wait()
+    started.clear()
+
+
+started: "list[subprocess.Popen[str]]" = []
 
 
 def run(state: Path, how: str, *words: str, prefect: bool = False) -> "subprocess.Popen[str]":
-    """A process that uses the API and then ends, raises or waits; returns once it has printed its URL."""
+    """A process that uses the API and then ends, raises or waits."""
     command = [] if prefect else stand_in(*words)
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, str(state), how, *command],
@@ -57,6 +65,7 @@ def run(state: Path, how: str, *words: str, prefect: bool = False) -> "subproces
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+    started.append(process)
     return process
 
 
@@ -67,7 +76,7 @@ def said(process: "subprocess.Popen[str]") -> tuple[str, bool]:
 
 
 def family(state: Path) -> list[psutil.Process]:
-    """Supervisor, server and what they started (all have the supervisor or the port's environment as a trace)."""
+    """Supervisor, server and what they started: all that have this folder in their environment."""
     mark = f"PREFECT_HOME={state / 'prefect'}"
     found = []
     for process in psutil.process_iter():
@@ -240,6 +249,7 @@ def test_a_server_that_never_answers_is_ended(state: Path) -> None:
     assert gone(state)
 
 
+@pytest.mark.slow
 def test_a_server_that_ignores_the_request_to_end_is_killed(state: Path, monkeypatch) -> None:
     process = run(state, "wait", "stubborn")
     said(process)
@@ -255,7 +265,7 @@ def test_a_real_prefect_server_lives_and_dies_with_its_users(state: Path) -> Non
     url, owned = said(process)
     assert owned
     assert healthy(url)
-    server = [item for item in family(state) if "prefect" in item.cmdline()]
+    server = [item for item in family(state) if item.cmdline()[1:3] == ["-m", "prefect"]]
     assert len(server) == 1
     assert server[0].children(recursive=True) == []
     listening = [item.laddr for item in server[0].net_connections() if item.status == psutil.CONN_LISTEN]
@@ -271,7 +281,9 @@ def test_a_real_prefect_server_lives_and_dies_with_its_users(state: Path) -> Non
         "    print(api.url, answer())\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", flow, state], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", flow, state], capture_output=True, text=True, env=environment
+    )
     assert done.stdout.split() == [url, "42"], done.stderr
     assert "Traceback" not in done.stderr
     process.kill()

@@ -19,7 +19,8 @@ with Project.at(Path(sys.argv[1])).run_lock("run", children=len(sys.argv) > 2):
     print("held", flush=True)
     if len(sys.argv) > 2:
         import subprocess
-        print(subprocess.run([sys.executable, *sys.argv[2:]], capture_output=True, text=True).stdout.strip(), flush=True)
+        done = subprocess.run([sys.executable, *sys.argv[2:]], capture_output=True, text=True)
+        print(done.stdout.strip(), flush=True)
     sys.stdin.readline()
 """
 TAKE = """
@@ -69,7 +70,7 @@ def test_find_walks_up_to_the_nearest_params_file(work: Path) -> None:
 def test_no_project_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="comlrl init"):
         Project.find(tmp_path)
-    with pytest.raises(ConfigError, match="other.yaml does not exist"):
+    with pytest.raises(ConfigError, match=r"other\.yaml does not exist"):
         Project.find(params=tmp_path / "other.yaml")
 
 
@@ -90,7 +91,10 @@ def test_an_experiment_in_a_copy_shares_only_the_state_root(work: Path, tmp_path
 
 def test_a_second_writer_is_told_who_holds_the_project(work: Path) -> None:
     holder = hold(work)
-    with pytest.raises(ProjectBusy, match=rf"process {holder.pid} \(comlrl run, since 20"), Project.at(work).run_lock("x"):
+    with (
+        pytest.raises(ProjectBusy, match=rf"process {holder.pid} \(comlrl run, since 20"),
+        Project.at(work).run_lock("x"),
+    ):
         pass
     holder.communicate("\n")
     with Project.at(work).run_lock("run"):
@@ -109,7 +113,11 @@ def test_the_lock_of_a_killed_process_is_free(work: Path) -> None:
 
 def test_a_second_lock_of_the_same_process_is_refused(work: Path) -> None:
     project = Project.at(work)
-    with project.run_lock("run"), pytest.raises(ProjectBusy, match=f"process {os.getpid()}"), project.run_lock("stage"):
+    with (
+        project.run_lock("run"),
+        pytest.raises(ProjectBusy, match=rf"process {os.getpid()}"),
+        project.run_lock("stage"),
+    ):
         pass
     with project.run_lock("run"):
         pass
@@ -135,7 +143,9 @@ def test_only_the_children_of_a_holder_that_allows_it_may_write(work: Path, chil
     else:
         with Project.at(work).run_lock("run"):
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            done = subprocess.run([sys.executable, "-c", TAKE, work], capture_output=True, text=True, env=environment)
+            done = subprocess.run(
+                [sys.executable, "-c", TAKE, work], capture_output=True, text=True, env=environment
+            )
         assert done.stdout == "busy\n"
 
 

@@ -85,8 +85,8 @@ def sliding_model() -> PreTrainedModel:
     """Mistral: rotary positions, attention to the last 8 tokens alone."""
     config = MistralConfig(
         vocab_size=321, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, sliding_window=8, bos_token_id=None, eos_token_id=1,
-        pad_token_id=0, head_dim=8,
+        num_key_value_heads=2, max_position_embeddings=256, sliding_window=8, bos_token_id=None,
+        eos_token_id=1, pad_token_id=0, head_dim=8,
     )  # fmt: skip
     return widen(MistralForCausalLM(config))
 
