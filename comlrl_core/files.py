@@ -80,9 +80,7 @@ def dump_json(obj: Any, where: str, *, sort_keys: bool = False, indent: int | No
     return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-def write_json(
-    path: str | os.PathLike[str], obj: Any, *, sort_keys: bool = False, indent: int | None = 2
-) -> None:
+def write_json(path: str | os.PathLike[str], obj: Any, *, sort_keys: bool = False, indent: int | None = 2) -> None:
     """Write `obj` to `path` atomically as strict JSON (see `dump_json`) with a final newline."""
     atomic_write_text(path, dump_json(obj, str(path), sort_keys=sort_keys, indent=indent) + "\n")
 
@@ -150,9 +148,7 @@ def iter_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, An
                 continue
             value = parse_json(line, str(path), first_line=number)
             if not isinstance(value, dict):
-                raise DataError(
-                    f"{path}: line {number}: expected a JSON object, found {type(value).__name__}"
-                )
+                raise DataError(f"{path}: line {number}: expected a JSON object, found {type(value).__name__}")
             yield number, value
 
 

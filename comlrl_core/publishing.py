@@ -9,7 +9,7 @@ from comlrl_core.team.team import Team
 
 
 def publish_policy(target: Path, team: Team, manifest: Manifest) -> Manifest:
-    """Write the agents' folders and the manifest to `target`; returns the manifest with the fingerprint of the weights."""
+    """Write the agents' folders and the manifest to `target`; returns the manifest with the weights' fingerprint."""
     with whole_folder(target) as staging:
         save_team(team, staging)
         complete = replace(manifest, policy=team.fingerprint())

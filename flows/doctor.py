@@ -26,9 +26,7 @@ def examine(project: Project) -> int:
     print(f"state         {project.state_root}")
     print(f"python        {sys.executable} ({sys.version.split()[0]})")
     print("packages      " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
-    print(
-        f"threads       OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, {os.cpu_count()} cores"
-    )
+    print(f"threads       OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, {os.cpu_count()} cores")
     _command(project, problems)
     _settings(project, problems)
     _pipeline(project, problems)
@@ -46,13 +44,9 @@ def _command(project: Project, problems: list[str]) -> None:
     found = shutil.which("comlrl", path=search)
     print(f"dvc stages    {found or 'no comlrl command found'}")
     if found is None:
-        problems.append(
-            "`dvc repro` would find no comlrl command: activate the environment, or use `comlrl repro`"
-        )
+        problems.append("`dvc repro` would find no comlrl command: activate the environment, or use `comlrl repro`")
     elif Path(found).resolve().parent != Path(sys.prefix).resolve() / "bin":
-        problems.append(
-            f"`dvc repro` would run {found}, which belongs to another environment than {sys.prefix}"
-        )
+        problems.append(f"`dvc repro` would run {found}, which belongs to another environment than {sys.prefix}")
 
 
 def _settings(project: Project, problems: list[str]) -> None:
@@ -80,10 +74,6 @@ def _server(project: Project) -> None:
     record = read_record(project.state_root)
     url = os.environ.get("PREFECT_API_URL") or (record or {}).get("url")
     state = (
-        "answers"
-        if url and healthy(str(url))
-        else "does not answer"
-        if url
-        else "none running (comlrl run starts one)"
+        "answers" if url and healthy(str(url)) else "does not answer" if url else "none running (comlrl run starts one)"
     )
     print(f"Prefect API   {url or ''} {state}")

@@ -73,9 +73,7 @@ def env_defaults(state_root: Path) -> None:
         core.setLevel(logging.INFO)
     late = [name for name in changed if name.startswith("PREFECT_")]
     if late and "prefect" in sys.modules:
-        logger.warning(
-            "Prefect was imported before its settings were made; it may ignore %s", ", ".join(late)
-        )
+        logger.warning("Prefect was imported before its settings were made; it may ignore %s", ", ".join(late))
 
 
 def _keep_loopback_off_the_proxy() -> None:

@@ -16,7 +16,7 @@ from tasks.update import publish, update
 
 @flow(name="iteration", flow_run_name="iteration-{iteration:04d}", validate_parameters=False)
 def iterate(job: Job, iteration: int) -> dict[str, float]:
-    """Run one iteration, publish it and evaluate its policies; finished steps of an interrupted attempt are not repeated.
+    """Run one iteration, publish it and evaluate its policies; steps that an earlier attempt finished are kept.
 
     Args:
         job: the training job.

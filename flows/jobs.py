@@ -23,7 +23,7 @@ RUNS = "runs"
 class Plan:
     """A job, the project that it belongs to, and the folder that it works in.
 
-    `tracked` means that the settings are those of `params.yaml` and DVC keeps the project: finished stages are recorded.
+    `tracked`: the settings are those of `params.yaml` and DVC keeps the project, so finished stages are recorded.
     """
 
     job: Job
@@ -33,7 +33,7 @@ class Plan:
 
 
 def plan(project: Project, config: RunConfig) -> Plan:
-    """Decide where `config` runs: in the project itself if its settings are those of `params.yaml`, else in `runs/<key>`."""
+    """Decide where `config` runs: with the settings of `params.yaml` in the project itself, else in `runs/<key>`."""
     own = project.params.is_file() and _results(read_params(project.params).run_config()) == _results(config)
     work_root = project.work_root if own else project.work_root / RUNS / run_key(config)
     job = Job(source_root=project.work_root, work_root=work_root, config=config, code=package_digest())
@@ -64,7 +64,8 @@ def check_stage(job: Job, project: Project) -> None:
     missing = pipeline.missing_dependencies(project.dvc_yaml, user_files(job))
     for stage, files in missing.items():
         raise ConfigError(
-            f"{project.dvc_yaml}: stage {stage} does not depend on {', '.join(files)}, which the settings use; `comlrl repro` "
+            f"{project.dvc_yaml}: stage {stage} does not depend on {', '.join(files)}, which the settings use; "
+            "`comlrl repro` "
             "(or `comlrl init`) adds it"
         )
 
@@ -74,11 +75,7 @@ def user_files(job: Job) -> dict[str, list[Path]]:
     root, config = job.source_root, job.config
     formatter = [source_file(config.team.formatter, root)] if config.team.formatter else []
     reward = [source_file(spec, root) for spec in (config.reward.function, config.reward.processor) if spec]
-    models = [
-        root / name
-        for name in config.team.agents or [config.team.agent_model or ""]
-        if (root / name).is_dir()
-    ]
+    models = [root / name for name in config.team.agents or [config.team.agent_model or ""] if (root / name).is_dir()]
     tasks = [root / name.partition("[")[0] for name in (config.tasks.train, config.tasks.eval) if name]
     training = config.training
     compared = [

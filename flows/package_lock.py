@@ -69,21 +69,15 @@ def check_lock(work_root: Path) -> str | None:
         return f"{path} is not valid JSON"
     if not isinstance(recorded, dict) or recorded.get("digest") != installed["digest"]:
         version = recorded.get("version") if isinstance(recorded, dict) else None
-        return (
-            f"{path} names other code (version {version}) than the installed version {installed['version']}"
-        )
+        return f"{path} names other code (version {version}) than the installed version {installed['version']}"
     if recorded != installed:
-        return (
-            f"{path} names version {recorded.get('version')}, installed is {installed['version']} (same code)"
-        )
+        return f"{path} names version {recorded.get('version')}, installed is {installed['version']} (same code)"
     return None
 
 
 def _counts(relative: Path) -> bool:
     hidden = any(part.startswith(".") for part in relative.parts)
-    ignored = (
-        relative.suffix in _IGNORED_SUFFIXES or relative.name.endswith("~") or relative.name == "py.typed"
-    )
+    ignored = relative.suffix in _IGNORED_SUFFIXES or relative.name.endswith("~") or relative.name == "py.typed"
     return not hidden and not ignored and not _IGNORED_FOLDERS.intersection(relative.parts)
 
 

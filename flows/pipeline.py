@@ -145,6 +145,7 @@ def _stage(work_root: Path, name: str, action: str) -> Iterator[Any]:
     file = Path(work_root).resolve() / "dvc.yaml"
     if not file.is_file():
         raise PipelineError(f"cannot {action} {name}: {file} does not exist")
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # or every commit announces itself
     from dvc.exceptions import DvcException
     from dvc.repo import Repo, lock_repo
 
@@ -287,20 +288,14 @@ def _without_git(root: Path) -> None:
 def _no_scm(file: Path) -> bool:
     from configobj import ConfigObj
 
-    value = (
-        ConfigObj(str(file), encoding="utf-8").get("core", {}).get("no_scm", "false")
-        if file.is_file()
-        else "false"
-    )
+    value = ConfigObj(str(file), encoding="utf-8").get("core", {}).get("no_scm", "false") if file.is_file() else "false"
     return str(value).lower() == "true"
 
 
 def _ensure_lines(file: Path, lines: Sequence[str]) -> None:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     present = {line.strip() for line in text.splitlines()}
-    missing = [
-        line for line in lines if not present & {line, line.strip("/"), line.lstrip("/"), line.rstrip("/")}
-    ]
+    missing = [line for line in lines if not present & {line, line.strip("/"), line.lstrip("/"), line.rstrip("/")}]
     if missing:
         head = text if not text or text.endswith("\n") else text + "\n"
         file.write_text(head + "\n".join(missing) + "\n", encoding="utf-8")

@@ -33,9 +33,7 @@ def set_iterations(params_path: Path, n: int) -> bool:
     """
     path = Path(params_path)
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_ITERATIONS:
-        raise ConfigError(
-            f"the number of iterations must be a whole number from 1 to {MAX_ITERATIONS}, not {n!r}"
-        )
+        raise ConfigError(f"the number of iterations must be a whole number from 1 to {MAX_ITERATIONS}, not {n!r}")
     original = ye.read(path)
     text = _set_scalar(path, original, "num_iterations", str(n))
     text = _set_scalar(path, text, "last_iteration", f"'{iteration_key(n)}'")
@@ -87,9 +85,7 @@ def _per_stage(path: Path, files: Files) -> dict[str, list[str]]:
         names = []
         for file in per_stage.get(stage, ()):
             absolute = (root / Path(file).expanduser()).resolve()
-            names.append(
-                absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(absolute)
-            )
+            names.append(absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(absolute))
         result[stage] = list(dict.fromkeys(names))
     return result
 
@@ -172,9 +168,7 @@ def _sync_stage(path: Path, text: str, stage: str, wanted: Sequence[str]) -> str
         indent = " " * (key.start_mark.column + 2)
         lines = [f"{indent}- {text[ye.start(entry) : ye.end(entry)]}" for entry in entries]
         text = ye.replace_value(text, key, deps, "")
-        return ye.insert_lines(
-            text, ye.line_end(text, ye.end(key)), lines + _dependency_lines(missing, f"{indent}- ")
-        )
+        return ye.insert_lines(text, ye.line_end(text, ye.end(key)), lines + _dependency_lines(missing, f"{indent}- "))
     if len(unused) == len(deps.value) and not missing:
         return ye.cut_lines(text, key, deps)
     prefix = text[ye.line_start(text, ye.start(deps.value[0])) : ye.start(deps.value[0])]

@@ -194,9 +194,7 @@ class PrefectAPI:
         return record is not None and record["url"] == self.url
 
     def _failure(self, what: str) -> str:
-        lines = (
-            self.log_file.read_text(errors="replace").splitlines()[-15:] if self.log_file.is_file() else []
-        )
+        lines = self.log_file.read_text(errors="replace").splitlines()[-15:] if self.log_file.is_file() else []
         return f"{what}; {self.log_file} ends with:\n" + "\n".join(lines)
 
 
@@ -339,7 +337,7 @@ def supervise(state_root: Path, command: Sequence[str]) -> int:
     users = os.open(state_root / _USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     server: subprocess.Popen[bytes] | None = None
     try:
-        server = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)
+        server = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
         while server.poll() is None:
             if _is_unused(users):
                 break
@@ -351,7 +349,7 @@ def supervise(state_root: Path, command: Sequence[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if server is not None:
-            _end_group(server)
+            end_group(server)
         record = read_record(state_root)
         if record is not None and record["pid"] == os.getpid():
             with suppress(OSError):
@@ -370,12 +368,14 @@ def _is_unused(users: int) -> bool:
     return True
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For `preexec_fn`: the child is killed when its parent ends, however that ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end_group(server: subprocess.Popen[bytes]) -> None:
+def end_group(server: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session of its own: ask, wait, then kill it with whatever it started."""
     with suppress(ProcessLookupError, PermissionError):
         server.terminate()
     with suppress(subprocess.TimeoutExpired):

@@ -213,10 +213,7 @@ def _read_holder(path: Path) -> dict[str, Any]:
 def _is_ancestor(holder: dict[str, Any]) -> bool:
     with suppress(psutil.Error):
         for parent in psutil.Process().parents():
-            if (
-                parent.pid == holder.get("pid")
-                and abs(parent.create_time() - float(holder.get("created", 0))) < 1.0
-            ):
+            if parent.pid == holder.get("pid") and abs(parent.create_time() - float(holder.get("created", 0))) < 1.0:
                 return True
     return False
 

@@ -21,9 +21,7 @@ logger = logging.getLogger("comlrl_core.stages")
 
 DEPLOYMENT = "preference-training"
 NIGHTLY = "0 2 * * *"  # the schedule that the deployment offers, switched off
-POLL_SECONDS = (
-    2  # how often the served deployment looks for runs; Prefect's own 10 s feel like nothing happens
-)
+POLL_SECONDS = 2  # how often the served deployment looks for runs; Prefect's own 10 s feel like nothing happens
 
 
 def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: int) -> None:
@@ -130,6 +128,4 @@ def _wait(url: str, what: str, log: Path) -> None:
             except httpx.HTTPError:
                 pass
         time.sleep(0.3)
-    raise ComlrlError(
-        f"the {what} server did not answer at {url} within {WAIT_SECONDS:g} s; its log is {log}"
-    )
+    raise ComlrlError(f"the {what} server did not answer at {url} within {WAIT_SECONDS:g} s; its log is {log}")

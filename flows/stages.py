@@ -63,9 +63,7 @@ def _number(name: str, iteration: str | None, config: RunConfig) -> int:
             raise ConfigError(f"--iteration belongs to stage iterate, not to {name}")
         return 0
     if iteration is None or not iteration.isdigit() or not 1 <= int(iteration) <= config.num_iterations:
-        raise ConfigError(
-            f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}"
-        )
+        raise ConfigError(f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}")
     return int(iteration)
 
 
@@ -78,9 +76,7 @@ def evaluate_policies(project: Project, config: RunConfig, iteration: int | None
         raise ConfigError(f"{store.models} holds no policies yet; `comlrl run` trains them")
     number = published[-1] if iteration is None else iteration
     if number not in published:
-        raise ConfigError(
-            f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}"
-        )
+        raise ConfigError(f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}")
     metrics = evaluation_metrics(planned.job, number)
     if not metrics:
         raise ConfigError("tasks.eval is null: there are no held-out tasks to evaluate on")

@@ -99,11 +99,7 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     elif stage == "evaluate":
         current = False
     else:
-        present = (
-            job.train_tasks.is_file()
-            if iteration == 0
-            else iteration_path(job.store.replay, iteration).is_file()
-        )
+        present = job.train_tasks.is_file() if iteration == 0 else iteration_path(job.store.replay, iteration).is_file()
         current = (
             present
             and job.store.has(iteration)
@@ -131,7 +127,7 @@ def open_tracker(planned: Plan) -> Tracker:
     settings = job.config.tracking
     if not settings.enabled:
         return NullTracker()
-    tracker = Tracker(planned.place.state_root, experiment=settings.experiment)
+    tracker = Tracker(planned.project.state_root, experiment=settings.experiment)
     training = job.config.training
     tags = {"algorithm": job.config.algorithm, "package": job.code[:16], "work_root": str(job.work_root)}
     tags |= versions()
@@ -215,9 +211,7 @@ def finish_run(job: Job, tracker: Tracker, summary: dict[str, Any]) -> None:
     for path in sorted(job.plots.glob("*.csv")):
         tracker.log_artifact(path, "plots")
     if job.config.tracking.log_policies:
-        evaluation = {
-            f"eval/{k}": v for k, v in summary.get("evaluation", {}).items() if isinstance(v, float)
-        }
+        evaluation = {f"eval/{k}": v for k, v in summary.get("evaluation", {}).items() if isinstance(v, float)}
         steps = job.store.manifest(last).environment_steps
         tracker.log_policy(job.store.policy(last), f"policies-{iteration_key(last)}", evaluation, steps)
     if orchestrated():

@@ -34,7 +34,7 @@ COLLAPSE_STANDARD_ERRORS = 2.0
 
 @task(name="evaluate", task_run_name="evaluate-{iteration}", **OPTIONS)
 def evaluate_iteration(job: Job, iteration: int) -> dict[str, float]:
-    """Metrics of the policies that `iteration` left behind: rewards, lengths and win rates; `{}` without held-out tasks."""
+    """Rewards, lengths and win rates of the policies that `iteration` left behind; `{}` without held-out tasks."""
     metrics = evaluation_metrics(job, iteration)
     if metrics:
         logger.info(
@@ -156,13 +156,9 @@ def _win_metrics(name: str, rate: WinRate) -> dict[str, float]:
 def summarize_run(job: Job) -> dict[str, Any]:
     """Write `metrics.json` and `plots/*.csv` over all iterations; returns what `metrics.json` holds."""
     last = job.config.num_iterations
-    curve = (
-        [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
-    )
+    curve = [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
     write_curve(job.plots / "evaluation.csv", curve)
-    collections = [
-        {"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)
-    ]
+    collections = [{"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)]
     write_curve(job.plots / "collection.csv", collections)
     updates = [row for i in range(1, last + 1) for row in update_metrics(job, i)]
     write_curve(job.plots / "training.csv", updates)

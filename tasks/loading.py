@@ -52,9 +52,7 @@ def oracle(job: Job) -> Oracle:
     reward = job.config.reward
     loaded = load_reward(reward.function, reward.kwargs, job.source_root, "reward.function")
     processor = (
-        load_reward(reward.processor, None, job.source_root, "reward.processor").func
-        if reward.processor
-        else None
+        load_reward(reward.processor, None, job.source_root, "reward.processor").func if reward.processor else None
     )
     return Oracle(
         loaded.func,
@@ -70,9 +68,7 @@ def formatters(job: Job) -> list[Formatter]:
     """One formatter per agent, from templates and system prompts or from a Python function."""
     team, count = job.config.team, job.config.training.num_agents
     if team.formatter:
-        return resolve_formatters(
-            load_reward(team.formatter, None, job.source_root, "team.formatter").func, count
-        )
+        return resolve_formatters(load_reward(team.formatter, None, job.source_root, "team.formatter").func, count)
     return text_formatters(count, team.templates, team.system_prompts)
 
 
@@ -116,9 +112,7 @@ def policy(job: Job, iteration: int, devices: Any = None) -> Team:
 
 
 def _read_policy(job: Job, iteration: int, devices: Any) -> Team:
-    options = {
-        k: v for k, v in job.config.team.model_options.items() if k != "special_tokens"
-    }  # saved with the model
+    options = {k: v for k, v in job.config.team.model_options.items() if k != "special_tokens"}  # saved with the model
     return load_team_folder(
         job.store.policy(iteration), formatters(job), devices, job.config.team.on_long_prompt, options
     )

@@ -26,9 +26,7 @@ def prepare(job: Job) -> dict[str, Any]:
     """
     settle(job)
     tasks = job.config.tasks
-    train, evaluation = task_sets(
-        tasks.train, tasks.eval, tasks.num_train, tasks.num_eval, tasks.seed, job.source_root
-    )
+    train, evaluation = task_sets(tasks.train, tasks.eval, tasks.num_train, tasks.num_eval, tasks.seed, job.source_root)
     write_tasks(job.train_tasks, train)
     write_tasks(job.eval_tasks, evaluation)
     team = initial_team(job)

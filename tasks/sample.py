@@ -30,7 +30,6 @@ def sample(job: Job, iteration: int) -> Path:
         "iteration %d: %d pairs to learn from (%s)",
         iteration,
         len(drawn.records),
-        ", ".join(f"{count} of iteration {number}" for number, count in drawn.counts.items() if count)
-        or "none",
+        ", ".join(f"{count} of iteration {number}" for number, count in drawn.counts.items() if count) or "none",
     )
     return target

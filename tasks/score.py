@@ -15,9 +15,7 @@ from tasks.steps import steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
 
-ORACLE_BATCH = (
-    256  # joint answers per call of the reward function: often enough for a progress bar, few enough calls
-)
+ORACLE_BATCH = 256  # joint answers per call of the reward function: often enough for a progress bar, few enough calls
 
 
 @task(name="score", task_run_name="score-{chunk}", **OPTIONS)
@@ -31,7 +29,5 @@ def score(job: Job, iteration: int, chunk: int) -> Path:
     with progress("score", sum(len(task.responses) for task in candidates), "answer") as bar:
         result = score_candidates(candidates, oracle(job), ORACLE_BATCH, bar.update)
     if result.counts["dropped"]:
-        logger.warning(
-            "iteration %d: %d rewards were unusable and dropped", iteration, result.counts["dropped"]
-        )
+        logger.warning("iteration %d: %d rewards were unusable and dropped", iteration, result.counts["dropped"])
     return write_candidates(target, result.candidates)

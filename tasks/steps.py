@@ -69,9 +69,7 @@ def inputs_digest(job: Job, iteration: int) -> str:
     if iteration == 0:
         training = job.config.training
         tasks = job.config.tasks.model_dump(mode="json")
-        return digest_values(
-            "initial", _team_identity(job), training.seed, training.num_agents, tasks, job.code
-        )
+        return digest_values("initial", _team_identity(job), training.seed, training.num_agents, tasks, job.code)
     return digest_values(
         "iteration",
         iteration,

@@ -77,16 +77,12 @@ class Tracker:
     `run_id` is None before `open`, and after it if MLflow cannot be used: then every method does nothing.
     """
 
-    def __init__(
-        self, state_root: Path, *, experiment: str = EXPERIMENT, tracking_uri: str | None = None
-    ) -> None:
+    def __init__(self, state_root: Path, *, experiment: str = EXPERIMENT, tracking_uri: str | None = None) -> None:
         """`state_root` is the `.comlrl` folder. `tracking_uri` defaults to `MLFLOW_TRACKING_URI`, else its
         database.
         """
         self.state_root = Path(state_root).resolve()
-        self.tracking_uri = (
-            tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or database_uri(self.state_root)
-        )
+        self.tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or database_uri(self.state_root)
         self.experiment = experiment
         self.run_id: str | None = None
         self._client: Any = None
@@ -125,9 +121,7 @@ class Tracker:
         """A nested run for this attempt at iteration `n`; FINISHED at the end, FAILED or KILLED on an
         exception.
         """
-        child = self._child(n) or Tracker(
-            self.state_root, experiment=self.experiment, tracking_uri=self.tracking_uri
-        )
+        child = self._child(n) or Tracker(self.state_root, experiment=self.experiment, tracking_uri=self.tracking_uri)
         try:
             yield child
         except BaseException as error:
@@ -156,17 +150,13 @@ class Tracker:
         for first in range(0, len(new), 100):
             self._client.log_batch(self.run_id, params=new[first : first + 100])
         self.set_tags(changed)
-        self._client.log_text(
-            self.run_id, json.dumps(params, indent=2, default=str, sort_keys=True), "config.json"
-        )
+        self._client.log_text(self.run_id, json.dumps(params, indent=2, default=str, sort_keys=True), "config.json")
 
     @_best_effort
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [
-            RunTag(_NOT_IN_NAMES.sub("_", key)[:250], str(value)[:MAX_TAG]) for key, value in tags.items()
-        ]
+        entries = [RunTag(_NOT_IN_NAMES.sub("_", key)[:250], str(value)[:MAX_TAG]) for key, value in tags.items()]
         for first in range(0, len(entries), 100):
             self._client.log_batch(self.run_id, tags=entries[first : first + 100])
 
@@ -255,9 +245,7 @@ class Tracker:
             try:
                 self._experiment_id = self._create_experiment()
             except Exception:
-                experiment = self._client.get_experiment_by_name(
-                    self.experiment
-                )  # another process was faster
+                experiment = self._client.get_experiment_by_name(self.experiment)  # another process was faster
                 if experiment is None:
                     raise
         if experiment is not None:
@@ -267,9 +255,7 @@ class Tracker:
         if not self.tracking_uri.startswith("sqlite:"):
             return str(self._client.create_experiment(self.experiment))
         artifacts = str(self.state_root / ARTIFACTS)
-        return str(
-            self._client.create_experiment(self.experiment, artifacts, tags={"comlrl.artifacts": artifacts})
-        )
+        return str(self._client.create_experiment(self.experiment, artifacts, tags={"comlrl.artifacts": artifacts}))
 
     def _search(self, condition: str) -> list[Any]:
         return list(self._client.search_runs([self._experiment_id], condition, max_results=1000))
@@ -281,9 +267,7 @@ class Tracker:
                 self._client.set_terminated(run.info.run_id, "KILLED")
 
     def _find_or_create(self, run_key: str, name: str) -> None:
-        found = [
-            run for run in self._search(f"tags.`{RUN_KEY}` = '{run_key}'") if _PARENT not in run.data.tags
-        ]
+        found = [run for run in self._search(f"tags.`{RUN_KEY}` = '{run_key}'") if _PARENT not in run.data.tags]
         if found:
             run = min(found, key=lambda item: item.info.start_time)
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -358,9 +342,7 @@ class Tracker:
             return
         self._warned.add(what)
         text = (str(error).strip().splitlines() or [""])[0]
-        logger.warning(
-            "MLflow tracking: %s failed, the training goes on (%s: %s)", what, type(error).__name__, text
-        )
+        logger.warning("MLflow tracking: %s failed, the training goes on (%s: %s)", what, type(error).__name__, text)
 
 
 class NullTracker(Tracker):

@@ -97,9 +97,7 @@ def _follow_move(file: Path, artifacts: Path) -> None:
                 continue
             logger.warning("the project moved: MLflow's artifact paths change from %s to %s", old, artifacts)
             for table, column in _LOCATIONS:
-                moved = (
-                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
-                )
+                moved = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
                 with suppress(sqlite3.OperationalError):  # a column that this MLflow version does not have
                     connection.execute(moved, (str(artifacts), len(old) + 1, len(old), old))
             connection.execute(

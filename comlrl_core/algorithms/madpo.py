@@ -69,9 +69,7 @@ class MADPOUpdateSettings:
     loss_type: LossType = "sigmoid"
     label_smoothing: float = 0.0
     train_batch_size: int = 16  # pairs per optimizer step
-    micro_batch_size: int | None = (
-        None  # pairs per forward pass; None = the minibatch. Same result, less memory
-    )
+    micro_batch_size: int | None = None  # pairs per forward pass; None = the minibatch. Same result, less memory
     num_train_epochs: int = 1
     on_nonfinite: Literal["fail", "skip"] = "fail"
 

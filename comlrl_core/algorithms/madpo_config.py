@@ -80,6 +80,14 @@ class MADPOIterConfig(fields.ReplayFields, fields.ComparatorFields, MADPOConfig)
         None, description="Folder for every iteration's policies (Python trainers; a project uses `models/`)."
     )
 
+    def _counts_fit(self) -> None:
+        super()._counts_fit()
+        if self.comparator_agents is not None and len(self.comparator_agents) != self.num_agents:
+            raise ValueError(
+                f"comparator_agents lists {len(self.comparator_agents)} models for num_agents: {self.num_agents}; "
+                "give one per agent, or comparator_model_name for all"
+            )
+
     def is_iterative(self) -> bool:
         return True
 

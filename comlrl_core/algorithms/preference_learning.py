@@ -118,9 +118,7 @@ def learn(
     if warning:
         logger.warning("iteration %d: %s", iteration, warning)
     if not pairs:
-        logger.warning(
-            "iteration %d: there are no pairs to learn from; the policies stay as they are", iteration
-        )
+        logger.warning("iteration %d: there are no pairs to learn from; the policies stay as they are", iteration)
     return Learned(history, steps)
 
 
@@ -130,9 +128,7 @@ def pair_tokens(record: PairRecord, team: Team, max_new_tokens: int) -> madpo.Pa
     A completion that comes as text gets one end-of-sequence token unless the record says that it was cut off.
     """
     if len(record.prompts) != team.num_agents:
-        raise DataError(
-            f"pair of task {record.task_id}: {len(record.prompts)} prompts for {team.num_agents} agents"
-        )
+        raise DataError(f"pair of task {record.task_id}: {len(record.prompts)} prompts for {team.num_agents} agents")
     prompts = [
         tuple(team.encode(prompt, agent, max_new_tokens, record.task_id or ""))
         for agent, prompt in enumerate(record.prompts)
@@ -186,9 +182,7 @@ def save_training_state(
             (folder / f"engine_{index}").mkdir(exist_ok=True)
             engine.save_state(folder / f"engine_{index}")
     write_jsonl(folder / UPDATES, [_finite(metrics) for metrics in learned.history])
-    write_json(
-        folder / PROGRESS, {"iteration": iteration, "environment_steps": learned.environment_steps}, indent=2
-    )
+    write_json(folder / PROGRESS, {"iteration": iteration, "environment_steps": learned.environment_steps}, indent=2)
 
 
 def load_training_state(folder: Path, engines: Sequence[Engine], config: MADPOConfig) -> int:

@@ -7,5 +7,5 @@ from comlrl_core.team.team import Team
 
 
 def model(sources: Sequence[str], load_models: Callable[[Sequence[str]], Team]) -> Comparator:
-    """A team of the models named in `sources`, one per role; the same name gives several roles one model."""
+    """A team of the models named in `sources`, one per role."""
     return Comparator(policy="model", team=load_models(sources), version=", ".join(dict.fromkeys(sources)))

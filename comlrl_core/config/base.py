@@ -21,6 +21,9 @@ class Settings(BaseModel):
     )
 
 
+SECRET_FIELDS = "comparator_api_"
+SHOWN_CHARACTERS = 200
+
 AnySettings = TypeVar("AnySettings", bound=BaseModel)
 
 
@@ -41,9 +44,17 @@ def explain(error: ValidationError, source: str | Path, model: type[BaseModel] |
         if problem["type"] == "extra_forbidden":
             message = f"unknown setting{_did_you_mean(problem['loc'], model)}"
         elif problem["type"] not in {"missing", "value_error"}:
-            message = f"{message} (got {problem['input']!r})"
+            message = f"{message} (got {_shown(problem['input'], where)})"
         lines.append(f"{source}: {where}: {message}")
     return "\n".join(lines)
+
+
+def _shown(value: Any, where: str) -> str:
+    """A refused value for people; what was meant for a remote model may be a key, and a key is never shown."""
+    if isinstance(value, Mapping) or (SECRET_FIELDS in where and not isinstance(value, bool | int | float)):
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _did_you_mean(location: tuple[int | str, ...], model: type[BaseModel] | None) -> str:

@@ -4,14 +4,22 @@ Names and defaults are the published ones of CoMLRL 1.4; where a default is kept
 says which value the shipped `params.yaml` uses. Fields under "ours" are additions and optional.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from comlrl_core.config.base import Settings
 
+
+def _one_for_all(devices: object) -> object:
+    """A list of one device means that device for every agent."""
+    return devices[0] if isinstance(devices, list | tuple) and len(devices) == 1 else devices
+
+
 Devices = Annotated[
     str | list[str] | None,
+    BeforeValidator(_one_for_all),
     Field(description="A device name (`cpu`, `cuda:0`) for all, or one per agent; null lets the run choose."),
 ]
 Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
@@ -31,9 +39,7 @@ class SamplingFields(Settings):
         le=1.0,
         description="Nucleus mass kept by the sampler; 1.0 = off (shipped settings: 1.0).",
     )
-    top_k: int | None = Field(
-        50, ge=1, description="Tokens kept by the sampler; null = all (shipped settings: null)."
-    )
+    top_k: int | None = Field(50, ge=1, description="Tokens kept by the sampler; null = all (shipped settings: null).")
 
 
 class RunningFields(Settings):
@@ -62,13 +68,18 @@ class RunningFields(Settings):
     def _devices_fit(self) -> "RunningFields":
         if self.parallel_training == "mp" and not self.agent_devices:
             raise ValueError("parallel_training: mp needs agent_devices (one device name per agent)")
-        for name in ("agent_devices", "reference_devices"):
-            given = getattr(self, name)
-            if isinstance(given, list) and len(given) not in (1, self.num_agents):
+        if "num_agents" in self.model_fields_set:  # else the list of agents may still say how many there are
+            self._counts_fit()
+        return self
+
+    def _counts_fit(self) -> None:
+        """What is given per agent is given as often as there are agents."""
+        for name in ("agent_devices", "reference_devices", "comparator_devices"):
+            given = getattr(self, name, None)
+            if isinstance(given, list) and len(given) != self.num_agents:
                 raise ValueError(
                     f"{name} names {len(given)} devices for num_agents: {self.num_agents}; give one, or one per agent"
                 )
-        return self
 
 
 class OptimizationFields(Settings):
@@ -91,9 +102,7 @@ class OptimizationFields(Settings):
     lr_schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = Field(
         "constant", description="Learning-rate schedule over the updates of one iteration."
     )
-    lr_warmup_steps: int = Field(
-        0, ge=0, description="Updates of linear warm-up at the start of the schedule."
-    )
+    lr_warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up at the start of the schedule.")
     optimizer_state: Literal["carry", "reset"] = Field(
         "carry", description="Keep AdamW's moments from one iteration to the next, or start afresh."
     )
@@ -103,7 +112,7 @@ class OptimizationFields(Settings):
     tokens_per_batch: int | None = Field(
         None,
         ge=1,
-        description="Upper bound of tokens (rows x length) in one generation batch; null = no bound.",
+        description="Upper bound of tokens (rows x length) in one generation batch; null = 32,768.",
     )
     micro_batch_size: int | None = Field(
         None, ge=1, description="Pairs per forward pass inside an update; null = the whole minibatch."
@@ -112,6 +121,12 @@ class OptimizationFields(Settings):
         "fail",
         description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop).",
     )
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> "OptimizationFields":
+        if self.lr_warmup_steps and self.lr_schedule == "constant":
+            raise ValueError("lr_warmup_steps must be 0 with lr_schedule: constant; constant_with_warmup warms up")
+        return self
 
 
 class RolloutFields(Settings):
@@ -122,9 +137,7 @@ class RolloutFields(Settings):
         None, ge=1, description="Samples (pairs) in one optimizer step; null = rollout_buffer_size."
     )
     num_turns: int = Field(1, description="Turns of a task; preference algorithms train on one.")
-    joint_mode: str = Field(
-        "aligned", description="How responses form joint responses; `aligned` alone here."
-    )
+    joint_mode: str = Field("aligned", description="How responses form joint responses; `aligned` alone here.")
     discount: float = Field(1.0, description="Not used by preference algorithms.")
     early_termination_threshold: float | None = Field(None, description="Not used by preference algorithms.")
     external_prompt_passthrough: bool = Field(False, description="Not used by preference algorithms.")
@@ -161,9 +174,7 @@ class PreferenceFields(Settings):
         description="Stop at a NaN, infinite or missing reward, or drop and count that joint response.",
     )
     use_environment_step: bool = Field(True, description="Metrics are drawn over environment steps.")
-    environment_steps_per_pair: int = Field(
-        2, ge=1, description="Environment steps counted per trained pair."
-    )
+    environment_steps_per_pair: int = Field(2, ge=1, description="Environment steps counted per trained pair.")
     collaboration_mode: Literal["decentralized", "centralized"] = Field(
         "decentralized",
         description="Every agent writes its own response (one actor for all roles is not offered).",
@@ -183,9 +194,7 @@ class MADPOFields(Settings):
 
     dpo_beta: float = Field(0.1, gt=0.0, le=1e4, description="Inverse temperature of the preference loss.")
     loss_type: Literal["sigmoid", "ipo", "hinge"] = Field("sigmoid", description="Preference loss.")
-    label_smoothing: float = Field(
-        0.0, ge=0.0, lt=0.5, description="Assumed share of wrong labels (sigmoid loss)."
-    )
+    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5, description="Assumed share of wrong labels (sigmoid loss).")
     reference: Literal["none", "initial", "previous"] = Field(
         "none",
         description="Policies whose margins are subtracted: none, the run's first, or this iteration's first.",
@@ -240,9 +249,7 @@ class ComparatorFields(Settings):
     comparator_generation_mode: Literal["decentralized"] = Field(
         "decentralized", description="One response per role, each from the role's own prompt."
     )
-    comparator_centralized_agent_index: int = Field(
-        0, ge=0, description="Not used by decentralized comparators."
-    )
+    comparator_centralized_agent_index: int = Field(0, ge=0, description="Not used by decentralized comparators.")
     comparator_model_name: str | None = Field(
         None, description="A name or folder for all roles (`comparator_policy: model`)."
     )
@@ -257,52 +264,40 @@ class ComparatorFields(Settings):
         None, ge=1, description="How many iterations back (`comparator_policy: history`); null = 1."
     )
     comparator_api_url: None = Field(None, description="Remote comparators are not offered yet.")
-    comparator_api_format: Literal["generic"] = Field(
-        "generic", description="Remote comparators are not offered yet."
-    )
+    comparator_api_format: Literal["generic"] = Field("generic", description="Remote comparators are not offered yet.")
     comparator_api_model: None = Field(None, description="Remote comparators are not offered yet.")
-    comparator_api_max_n_per_request: None = Field(
-        None, description="Remote comparators are not offered yet."
-    )
+    comparator_api_max_n_per_request: None = Field(None, description="Remote comparators are not offered yet.")
     comparator_api_timeout: float = Field(120.0, gt=0, description="Remote comparators are not offered yet.")
     comparator_api_headers: None = Field(None, description="Remote comparators are not offered yet.")
     comparator_api_key_env: None = Field(None, description="Remote comparators are not offered yet.")
-    comparator_api_key_header: str = Field(
-        "Authorization", description="Remote comparators are not offered yet."
-    )
+    comparator_api_key_header: str = Field("Authorization", description="Remote comparators are not offered yet.")
     comparator_api_key_prefix: str = Field("Bearer", description="Remote comparators are not offered yet.")
-    comparator_api_response_field: str = Field(
-        "completions", description="Remote comparators are not offered yet."
-    )
+    comparator_api_response_field: str = Field("completions", description="Remote comparators are not offered yet.")
     comparator_api_extra_body: None = Field(None, description="Remote comparators are not offered yet.")
 
     @model_validator(mode="before")
     @classmethod
     def _no_secrets(cls, values: object) -> object:
-        if isinstance(values, dict) and "comparator_api_key" in values:
-            given = values.pop("comparator_api_key") if isinstance(values, dict) else None
-            if given is not None:
-                raise ValueError(
-                    "comparator_api_key is refused: a key is never a setting. Put it into an environment variable and "
-                    "name that variable in comparator_api_key_env"
-                )
-        if isinstance(values, dict) and values.get("comparator_policy") == "api":
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("comparator_api_key") is not None:
+            raise ValueError(
+                "comparator_api_key is refused: a key is never a setting. Put it into an environment variable and "
+                "name that variable in comparator_api_key_env"
+            )
+        if values.get("comparator_policy") == "api":
             raise ValueError(
                 "comparator_policy: api is not offered yet; allowed are current, current_copy, model, history"
             )
-        return values
+        return {name: value for name, value in values.items() if name != "comparator_api_key"}
 
     @model_validator(mode="after")
     def _policy_fits(self) -> "ComparatorFields":
         named = [n for n in ("comparator_model_name", "comparator_agents") if getattr(self, n) is not None]
         if self.comparator_policy == "model" and len(named) != 1:
-            raise ValueError(
-                "comparator_policy: model needs either comparator_model_name or comparator_agents"
-            )
+            raise ValueError("comparator_policy: model needs either comparator_model_name or comparator_agents")
         if self.comparator_policy != "model" and named:
-            raise ValueError(
-                f"{named[0]} belongs to comparator_policy: model, not to {self.comparator_policy}"
-            )
+            raise ValueError(f"{named[0]} belongs to comparator_policy: model, not to {self.comparator_policy}")
         if self.comparator_history_k is not None and self.comparator_policy != "history":
             raise ValueError(
                 f"comparator_history_k belongs to comparator_policy: history, not to {self.comparator_policy}"

@@ -44,16 +44,15 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
         name, separator, text = override.partition("=")
         parts = name.strip().split(".")
         if not separator or not all(parts):
-            raise ConfigError(
-                f"--set {override!r}: expected section.key=value, for example training.dpo_beta=0.3"
-            )
+            raise ConfigError(f"--set {name!r}: expected section.key=value, for example training.dpo_beta=0.3")
         target = result
         for part in parts[:-1]:
             inner = target.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
+                raise ConfigError(f"--set {name!r}: {part!r} is a value, not a section")
             target = inner
-        target[parts[-1]] = _parse(text, f"--set {override}")
+        # Errors show the name alone: the value may be a key that somebody takes for a setting.
+        target[parts[-1]] = _parse(text, f"--set {name.strip()}")
     if result.get("num_iterations") != values.get("num_iterations"):
         result.pop("iterations", None)
         result.pop("last_iteration", None)

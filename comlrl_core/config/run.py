@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.config.base import Settings
@@ -50,9 +52,7 @@ class TeamSettings(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> "TeamSettings":
         if (self.agent_model is None) == (self.agents is None):
-            raise ValueError(
-                "give either agent_model (one for all) or agents (one per agent), the other null"
-            )
+            raise ValueError("give either agent_model (one for all) or agents (one per agent), the other null")
         if self.formatter and (self.templates or self.system_prompts):
             raise ValueError("formatter replaces templates and system_prompts; give one or the other")
         return self
@@ -81,9 +81,7 @@ class RewardSettings(Settings):
         "builtin:length_ratio",
         description="`builtin:length_ratio`, `package.module:function` or `my_rewards.py:function`.",
     )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments bound to the function."
-    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
     processor: str | None = Field(
         None, description="Import path of a function applied to every reward (scaling, clipping)."
     )
@@ -108,18 +106,14 @@ class TrackingSettings(Settings):
     """What MLflow records."""
 
     enabled: bool = Field(True, description="Record the run in MLflow.")
-    experiment: str = Field(
-        "comlrl", min_length=1, max_length=200, description="Name of the MLflow experiment."
-    )
+    experiment: str = Field("comlrl", min_length=1, max_length=200, description="Name of the MLflow experiment.")
     log_policies: bool = Field(True, description="Record the last iteration's policies as an MLflow model.")
 
 
 class RunConfig(Settings):
     """One training run, whichever door it comes through."""
 
-    algorithm: Literal["madpo_iter", "madpo"] = Field(
-        "madpo_iter", description="Iterative or offline multi-agent DPO."
-    )
+    algorithm: Literal["madpo_iter", "madpo"] = Field("madpo_iter", description="Iterative or offline multi-agent DPO.")
     num_iterations: int = Field(
         6, ge=1, le=9999, description="Iterations of collect, draw and update (1 for the offline algorithm)."
     )
@@ -131,19 +125,13 @@ class RunConfig(Settings):
         validate_default=True,
         description="How the team learns (the published settings).",
     )
-    evaluation: EvaluationSettings = Field(
-        default_factory=EvaluationSettings, description="How progress is measured."
-    )
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, description="How progress is measured.")
     tracking: TrackingSettings = Field(default_factory=TrackingSettings, description="What MLflow records.")
 
     @model_validator(mode="before")
     @classmethod
     def _one_collection_offline(cls, values: Any) -> Any:
-        if (
-            isinstance(values, Mapping)
-            and values.get("algorithm") == "madpo"
-            and "num_iterations" not in values
-        ):
+        if isinstance(values, Mapping) and values.get("algorithm") == "madpo" and "num_iterations" not in values:
             return {**values, "num_iterations": 1}
         return values
 
@@ -159,7 +147,7 @@ class RunConfig(Settings):
             training = training.model_dump(exclude_unset=True)
         if not isinstance(training, Mapping):
             raise ValueError("a mapping of training settings is needed")
-        training = dict(training)
+        training = _without_unused_iterative_fields(dict(training), model)
         if "num_iterations" in model.model_fields:
             if training.setdefault("num_iterations", count) != count:
                 raise ValueError(
@@ -170,15 +158,26 @@ class RunConfig(Settings):
             raise ValueError(f"num_iterations must be 1 for the offline algorithm madpo, not {count}")
         return model.model_validate(training)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """A form asks for the iterative algorithm's training settings: they include the offline one's.
+
+        One schema instead of a choice of two lets the check of a form name the field at fault.
+        """
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        training = schema["properties"]["training"]
+        iterative = training.pop("anyOf")[0]
+        schema["properties"]["training"] = {**training, **iterative}
+        return schema
+
     @model_validator(mode="after")
     def _counts_agree(self) -> "RunConfig":
         agents, training = self.team.agents, self.training
-        if agents is not None and len(agents) != training.num_agents:
-            if "num_agents" in training.model_fields_set:
-                raise ValueError(
-                    f"team.agents lists {len(agents)} models but training.num_agents is {training.num_agents}"
-                )
-            training.num_agents = len(agents)
+        if "num_agents" not in training.model_fields_set:
+            # Assigned even where it is the default: now what is given per agent is checked against it.
+            training.num_agents = training.num_agents if agents is None else len(agents)
+        elif agents is not None and len(agents) != training.num_agents:
+            raise ValueError(f"team.agents lists {len(agents)} models but training.num_agents is {training.num_agents}")
         for name in ("templates", "system_prompts"):
             given = getattr(self.team, name)
             if isinstance(given, list) and len(given) != training.num_agents:
@@ -192,6 +191,17 @@ class RunConfig(Settings):
         values = self.model_dump(mode="json")
         values["training"].pop("num_iterations", None)
         return values
+
+
+def _without_unused_iterative_fields(training: dict[str, Any], model: type[MADPOConfig]) -> dict[str, Any]:
+    """Leave out iterative settings at their defaults where the algorithm has none: a form sends them all."""
+    fields = MADPOIterConfig.model_fields
+    unused = [name for name in training if name in fields and name not in model.model_fields]
+    return {
+        name: value
+        for name, value in training.items()
+        if name not in unused or value != fields[name].get_default(call_default_factory=True)
+    }
 
 
 def model_free(training: Any) -> Any:
@@ -211,9 +221,7 @@ class ParamsFile(RunConfig):
     def _chain_is_whole(self) -> "ParamsFile":
         if self.iterations is None and self.last_iteration is None:
             return self
-        if self.iterations != chain(self.num_iterations) or self.last_iteration != iteration_key(
-            self.num_iterations
-        ):
+        if self.iterations != chain(self.num_iterations) or self.last_iteration != iteration_key(self.num_iterations):
             raise ValueError(
                 f"`iterations` and `last_iteration` do not spell num_iterations: {self.num_iterations}; "
                 f"run `comlrl iterations {self.num_iterations}`"
@@ -222,9 +230,7 @@ class ParamsFile(RunConfig):
 
     def run_config(self) -> RunConfig:
         """The run alone."""
-        return RunConfig.model_validate(
-            self.model_dump(include=set(RunConfig.model_fields), exclude_unset=True)
-        )
+        return RunConfig.model_validate(self.model_dump(include=set(RunConfig.model_fields), exclude_unset=True))
 
 
 def chain(num_iterations: int) -> dict[str, dict[str, str]]:

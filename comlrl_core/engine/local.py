@@ -37,9 +37,7 @@ class LocalEngine:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ConfigError(f"{type(model).__name__} has no trainable parameter; nothing can be optimised")
-        self._masters = {
-            name: p.detach().float() for name, p in self._parameters.items() if p.dtype in _LOW_PRECISION
-        }
+        self._masters = {name: p.detach().float() for name, p in self._parameters.items() if p.dtype in _LOW_PRECISION}
         self._optimised: dict[str, Tensor] = {**self._parameters, **self._masters}
         self._optimizer = torch.optim.AdamW(
             list(self._optimised.values()),
@@ -78,9 +76,7 @@ class LocalEngine:
             )
         learning_rate = learning_rate_at(self.settings, self._step, self._total_steps or 0)
         limit = self.settings.gradient_clip
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._optimised.values(), float("inf") if limit is None else limit
-        )
+        norm = torch.nn.utils.clip_grad_norm_(self._optimised.values(), float("inf") if limit is None else limit)
         skipped = not bool(norm.isfinite())
         if not skipped:
             for group in self._optimizer.param_groups:
@@ -106,9 +102,7 @@ class LocalEngine:
         """
         tensors = {f"master/{name}": master for name, master in self._masters.items()}
         for name, tensor in self._optimised.items():
-            tensors |= {
-                f"{key}/{name}": value for key, value in self._optimizer.state.get(tensor, {}).items()
-            }
+            tensors |= {f"{key}/{name}": value for key, value in self._optimizer.state.get(tensor, {}).items()}
         # One metadata entry only: safetensors writes several in no fixed order.
         header = {"format": _FORMAT, "step": self._step, "total_steps": self._total_steps}
         metadata = {"engine": json.dumps(header, sort_keys=True)}
@@ -142,9 +136,7 @@ class LocalEngine:
             kind, _, name = entry.partition("/")
             target = self._optimised.get(name)
             if target is None or (value.dim() and value.shape != target.shape):
-                raise DataError(
-                    f"{path}: {entry} {tuple(value.shape)} fits no trainable parameter of this model"
-                )
+                raise DataError(f"{path}: {entry} {tuple(value.shape)} fits no trainable parameter of this model")
             # Cloned: a tensor inside the mapped file may be unaligned, which changes the last bits of
             # vectorised sums.
             if kind == "master":
@@ -157,9 +149,7 @@ class LocalEngine:
             )
         for name, value in masters.items():
             if not torch.equal(value.to(self._parameters[name].dtype), self._parameters[name]):
-                raise DataError(
-                    f"{path}: the fp32 master of {name} belongs to other weights than the model's"
-                )
+                raise DataError(f"{path}: the fp32 master of {name} belongs to other weights than the model's")
         for name, value in masters.items():
             self._masters[name].copy_(value)
         self._optimizer.state.clear()
@@ -208,7 +198,5 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # safetensors raises its own class, derived from Exception alone
         raise DataError(f"{path}: not a readable engine state ({error})") from error
     if header.get("format") != _FORMAT:
-        raise DataError(
-            f"{path}: engine state of format {header.get('format')!r}; this version reads {_FORMAT}"
-        )
+        raise DataError(f"{path}: engine state of format {header.get('format')!r}; this version reads {_FORMAT}")
     return tensors, header

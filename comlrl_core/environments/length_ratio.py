@@ -22,9 +22,7 @@ def make_tasks(
     grammar has.
     """
     if num_train < 0 or num_eval < 0:
-        raise ConfigError(
-            f"length_ratio: needs num_train >= 0 and num_eval >= 0, got {num_train} and {num_eval}"
-        )
+        raise ConfigError(f"length_ratio: needs num_train >= 0 and num_eval >= 0, got {num_train} and {num_eval}")
     prompts = _short_sentences(num_train + num_eval, seed)
     # Evaluation tasks first: asking for more training tasks then leaves them as they are.
     held_out, train = prompts[:num_eval], prompts[num_eval:]
@@ -32,9 +30,7 @@ def make_tasks(
 
 
 def _rows(split: str, prompts: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"task_id": f"length-ratio-{split}-{i:04d}", "prompt": prompt} for i, prompt in enumerate(prompts)
-    ]
+    return [{"task_id": f"length-ratio-{split}-{i:04d}", "prompt": prompt} for i, prompt in enumerate(prompts)]
 
 
 def _short_sentences(count: int, seed: int) -> list[str]:

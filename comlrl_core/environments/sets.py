@@ -27,8 +27,8 @@ def task_sets(
     shared = {row["task_id"] for row in training} & {row["task_id"] for row in evaluation}
     if shared:
         raise DataError(
-            f"tasks.eval {held_out!r} and tasks.train {train!r} share {len(shared)} tasks ({min(shared)} ...); held-out tasks "
-            "must be others than those trained on"
+            f"tasks.eval {held_out!r} and tasks.train {train!r} share {len(shared)} tasks ({min(shared)} ...); "
+            "held-out tasks must be others than those trained on"
         )
     return training, evaluation
 

@@ -90,9 +90,7 @@ def read_tasks(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _from_object(source: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if isinstance(source, Mapping):  # a DatasetDict, or one row
-        raise DataError(
-            f"tasks: expected rows, found a mapping with {', '.join(map(str, source))}; choose one split"
-        )
+        raise DataError(f"tasks: expected rows, found a mapping with {', '.join(map(str, source))}; choose one split")
     if not isinstance(source, Iterable):
         raise DataError(f"tasks: expected rows, a file or a data set name, found {type(source).__name__}")
     for index, row in enumerate(source):
@@ -221,9 +219,7 @@ def _with_ids(located: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]
         given = row.get("task_id")
         if given is None:
             contents = {key: value for key, value in row.items() if key != "task_id"}
-            digest = hashlib.sha256(dump_json(contents, where, sort_keys=True).encode()).hexdigest()[
-                :ID_DIGITS
-            ]
+            digest = hashlib.sha256(dump_json(contents, where, sort_keys=True).encode()).hexdigest()[:ID_DIGITS]
             copies[digest] = copies.get(digest, 0) + 1
             task_id = digest if copies[digest] == 1 else f"{digest}-{copies[digest]}"
         else:
@@ -238,9 +234,7 @@ def _check_ids(located: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     for where, row in located:
         task_id = row.get("task_id")
         if not isinstance(task_id, str) or not task_id:
-            raise DataError(
-                f"{where}: field 'task_id': expected a string that is not empty, found {task_id!r}"
-            )
+            raise DataError(f"{where}: field 'task_id': expected a string that is not empty, found {task_id!r}")
         if task_id in seen:
             raise DataError(f"{where}: task_id {task_id!r} was given before ({seen[task_id]})")
         seen[task_id] = where

@@ -71,13 +71,8 @@ def _scored(
         for task, prompt, of_task in zip(tasks, prompts, answers, strict=True)
         for joint in of_task
     ]
-    texts = [
-        list(texts)
-        for texts in zip(*([c.text for c in joint.completions] for _, _, joint in flat), strict=True)
-    ]
-    scores = oracle.score(
-        texts, [dict(task) for task, _, _ in flat], [oracle_prompt(prompt) for _, prompt, _ in flat]
-    )
+    texts = [list(texts) for texts in zip(*([c.text for c in joint.completions] for _, _, joint in flat), strict=True)]
+    scores = oracle.score(texts, [dict(task) for task, _, _ in flat], [oracle_prompt(prompt) for _, prompt, _ in flat])
     return [
         EvaluatedSample(
             task_id=str(task["task_id"]),

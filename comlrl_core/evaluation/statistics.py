@@ -58,9 +58,7 @@ def win_rate(
         theirs = other.get((sample.task_id, sample.sample))
         if sample.reward is None or theirs is None:
             continue
-        wins.setdefault(sample.task_id, []).append(
-            0.5 if sample.reward == theirs else float(sample.reward > theirs)
-        )
+        wins.setdefault(sample.task_id, []).append(0.5 if sample.reward == theirs else float(sample.reward > theirs))
     rates = [fmean(values) for values in wins.values()]
     if not rates:
         return WinRate(math.nan, 0.0, 1.0, 0)

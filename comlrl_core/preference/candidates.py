@@ -81,9 +81,7 @@ def read_candidates(path: str | os.PathLike[str]) -> list[TaskCandidates]:
     for number, value in iter_jsonl(path):
         task = _task_from_json(value, f"{path}: line {number}")
         if task.task_id in seen:
-            raise DataError(
-                f"{path}: line {number}: task {task.task_id!r} is on line {seen[task.task_id]} already"
-            )
+            raise DataError(f"{path}: line {number}: task {task.task_id!r} is on line {seen[task.task_id]} already")
         seen[task.task_id] = number
         tasks.append(task)
     return tasks
@@ -128,9 +126,7 @@ def _task_from_json(value: dict[str, Any], where: str) -> TaskCandidates:
         row=value["row"],
         prompts=prompts,
         current=_side(value["current"], len(prompts), f"{where}: field 'current'"),
-        comparator=None
-        if comparator is None
-        else _side(comparator, len(prompts), f"{where}: field 'comparator'"),
+        comparator=None if comparator is None else _side(comparator, len(prompts), f"{where}: field 'comparator'"),
     )
 
 
@@ -157,9 +153,7 @@ def _response_from_json(value: Any, num_agents: int, where: str) -> JointRespons
     return JointResponse(
         index=fields.integer(value, "index", where, minimum=0),
         source=fields.string(value, "source", where),
-        completions=tuple(
-            _completion(item, f"{where}: completion {i}") for i, item in enumerate(completions)
-        ),
+        completions=tuple(_completion(item, f"{where}: completion {i}") for i, item in enumerate(completions)),
         raw_reward=fields.optional_number(value, "raw_reward", where),
         reward=reward,
         dropped=dropped,
@@ -170,8 +164,6 @@ def _completion(value: Any, where: str) -> Completion:
     fields.exact_keys(value, ("text", "token_ids", "finished"), (), where)
     return Completion(
         text=fields.string(value, "text", where, empty=True),
-        token_ids=None
-        if value["token_ids"] is None
-        else fields.token_ids(value["token_ids"], where, "token_ids"),
+        token_ids=None if value["token_ids"] is None else fields.token_ids(value["token_ids"], where, "token_ids"),
         finished=fields.boolean(value, "finished", where),
     )

@@ -5,7 +5,6 @@ from typing import Any
 
 from comlrl_core.comparators.base import Comparator
 from comlrl_core.preference.candidates import Completion, JointResponse, TaskCandidates
-from comlrl_core.progress import progress
 from comlrl_core.randomness import stream_key
 from comlrl_core.team.generation import Generation, Sampling
 from comlrl_core.team.team import Team
@@ -58,9 +57,7 @@ def collect(
             tokens_per_batch,
         )
     return [
-        TaskCandidates(
-            task_id=str(task["task_id"]), row=dict(task), prompts=prompt, current=mine, comparator=theirs
-        )
+        TaskCandidates(task_id=str(task["task_id"]), row=dict(task), prompts=prompt, current=mine, comparator=theirs)
         for task, prompt, mine, theirs in zip(tasks, prompts, own, other, strict=True)
     ]
 
@@ -77,16 +74,14 @@ def answer(
 ) -> list[list[JointResponse]]:
     """`num_candidates` joint responses of `team` to every task, sampled from streams below `stream`."""
     task_ids = [str(task["task_id"]) for task in tasks]
-    total = len(tasks) * num_candidates * team.num_agents
-    with progress(f"{stream[-1]}: answers", total, "answer") as bar:
-        generations = team.generate(
-            prompts,
-            num_candidates,
-            sampling,
-            lambda task, agent, candidate: stream_key(*stream, task_ids[task], agent, candidate),
-            tokens_per_batch=tokens_per_batch,
-            progress=bar.update,
-        )
+    generations = team.generate(
+        prompts,
+        num_candidates,
+        sampling,
+        lambda task, agent, candidate: stream_key(*stream, task_ids[task], agent, candidate),
+        tokens_per_batch=tokens_per_batch,
+        progress=f"{stream[-1]}: answers",
+    )
     return [
         [
             JointResponse(index=index, source=source, completions=completions(team, joint))

@@ -24,9 +24,7 @@ def exact_keys(value: Any, required: Collection[str], optional: Collection[str],
             raise DataError(f"{where}: field {key!r} is missing")
     for key in value:
         if key not in required and key not in optional:
-            raise DataError(
-                f"{where}: field {key!r} is unknown; allowed: {', '.join([*required, *optional])}"
-            )
+            raise DataError(f"{where}: field {key!r} is unknown; allowed: {', '.join([*required, *optional])}")
 
 
 def string(value: dict[str, Any], key: str, where: str, empty: bool = False) -> str:
@@ -96,7 +94,5 @@ def token_ids(found: Any, where: str, key: str) -> tuple[int, ...]:
         raise DataError(f"{where}: field {key!r}: expected a list of token ids, found {shown(found)}")
     for item in found:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise DataError(
-                f"{where}: field {key!r}: expected token ids (integers >= 0), found {shown(item)}"
-            )
+            raise DataError(f"{where}: field {key!r}: expected token ids (integers >= 0), found {shown(item)}")
     return tuple(found)

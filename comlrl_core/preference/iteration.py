@@ -30,8 +30,8 @@ def write_pairs(
 ) -> tuple[PairingResult, IterationEntry]:
     """Pair the scored `candidates`, and write the iteration file and its meta file into `folder`.
 
-    `policy` is the digest of the answering team's weights, `comparator` says who answered on the other side (None for the
-    offline algorithm). Returns the pairs with their counts, and the entry for the manifest.
+    `policy` is the digest of the answering team's weights, `comparator` says who answered on the other side (None for
+    the offline algorithm). Returns the pairs with their counts, and the entry for the manifest.
     """
     pairing = make_pairs(
         candidates,
@@ -85,15 +85,9 @@ def collection_metrics(meta: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _rewards(
-    responses: Sequence[JointResponse], oracle: Oracle, config: MADPOConfig
-) -> dict[str, Any] | None:
+def _rewards(responses: Sequence[JointResponse], oracle: Oracle, config: MADPOConfig) -> dict[str, Any] | None:
     distribution: dict[str, Any] | None = reward_distribution(responses)
-    if (
-        distribution is None
-        or not getattr(config, "log_reward_distribution", False)
-        or oracle.reward_range is None
-    ):
+    if distribution is None or not getattr(config, "log_reward_distribution", False) or oracle.reward_range is None:
         return distribution
     low, high = oracle.reward_range
     counts = [0] * HISTOGRAM_BINS

@@ -81,9 +81,7 @@ def make_pairs(
     """
     allowed = ITERATIVE_SELECTIONS if iterative else OFFLINE_SELECTIONS
     if selection not in allowed:
-        raise ConfigError(
-            f"pair_selection: {selection!r} is not possible here; allowed: {', '.join(allowed)}"
-        )
+        raise ConfigError(f"pair_selection: {selection!r} is not possible here; allowed: {', '.join(allowed)}")
     if pairs_per_sample is not None and (selection == "all" or pairs_per_sample < 1):
         what = "null with pair_selection: all" if selection == "all" else "null or at least 1"
         raise ConfigError(f"preference_pairs_per_sample: must be {what}, got {pairs_per_sample}")
@@ -136,9 +134,7 @@ def _usable(task: TaskCandidates, iterative: bool) -> list[tuple[JointResponse, 
         if response.reward is not None and not response.dropped:
             usable.append((response, response.reward))
         elif not response.dropped:
-            raise DataError(
-                f"task {task.task_id!r}: candidate {response.index} ({response.source}) has no reward yet"
-            )
+            raise DataError(f"task {task.task_id!r}: candidate {response.index} ({response.source}) has no reward yet")
     return usable
 
 

@@ -141,8 +141,7 @@ def _check_together(record: PairRecord, where: str) -> None:
         raise DataError(f"{where}: field 'loser_completions': both sides have the same joint text")
     if record.winner_source not in (None, CURRENT, COMPARATOR):
         raise DataError(
-            f"{where}: field 'winner_source': {record.winner_source!r} is unknown; "
-            f"allowed: {CURRENT}, {COMPARATOR}"
+            f"{where}: field 'winner_source': {record.winner_source!r} is unknown; allowed: {CURRENT}, {COMPARATOR}"
         )
     raw = (record.raw_rewards, record.target_raw_reward, record.comparator_raw_reward)
     if all(value is None for value in raw):
@@ -168,9 +167,7 @@ def _raw_rewards(value: dict[str, Any], where: str) -> tuple[float, float] | Non
         return None
     found = value["raw_rewards"]
     if not isinstance(found, list) or len(found) != 2:
-        raise DataError(
-            f"{where}: field 'raw_rewards': expected [winner's, loser's], found {fields.shown(found)}"
-        )
+        raise DataError(f"{where}: field 'raw_rewards': expected [winner's, loser's], found {fields.shown(found)}")
     return fields.finite(found[0], "raw_rewards", where), fields.finite(found[1], "raw_rewards", where)
 
 
@@ -182,8 +179,7 @@ def _candidate_index(value: dict[str, Any], where: str) -> int | tuple[int, int]
     good = all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in items)
     if not good or (isinstance(found, list) and len(found) != 2):
         raise DataError(
-            f"{where}: field 'candidate_index': expected an index or [winner's, loser's], "
-            f"found {fields.shown(found)}"
+            f"{where}: field 'candidate_index': expected an index or [winner's, loser's], found {fields.shown(found)}"
         )
     return (items[0], items[1]) if isinstance(found, list) else items[0]
 

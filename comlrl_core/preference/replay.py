@@ -38,30 +38,22 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ConfigError(
-                f"preference_replay_mode: {self.mode!r} is unknown; allowed: {', '.join(MODES)}"
-            )
+            raise ConfigError(f"preference_replay_mode: {self.mode!r} is unknown; allowed: {', '.join(MODES)}")
         _at_least_one("preference_replay_k", self.k)
         _at_least_one("preference_replay_sample_size", self.sample_size)
         lam = self.lam
-        if lam is not None and (
-            isinstance(lam, bool) or not isinstance(lam, int | float) or not 0 <= lam <= 1
-        ):
+        if lam is not None and (isinstance(lam, bool) or not isinstance(lam, int | float) or not 0 <= lam <= 1):
             raise ConfigError(f"preference_replay_lambda: must be a number from 0 to 1, got {lam!r}")
         if self.mode == "nearest_k" and self.k is None:
             raise ConfigError("preference_replay_k: preference_replay_mode nearest_k needs one (1 or more)")
         if self.mode == "lambda_decay" and lam is None:
-            raise ConfigError(
-                "preference_replay_lambda: preference_replay_mode lambda_decay needs one (0 to 1)"
-            )
+            raise ConfigError("preference_replay_lambda: preference_replay_mode lambda_decay needs one (0 to 1)")
         if self.mode == "current" and self.k not in (None, 1):
             raise ConfigError(f"preference_replay_k: must be null or 1 under current, got {self.k}")
         if self.mode in ("all_history", "lambda_decay") and self.k is not None:
             raise ConfigError(f"preference_replay_k: belongs to nearest_k, not to {self.mode}; leave it null")
         if self.mode in ("nearest_k", "all_history") and lam is not None:
-            raise ConfigError(
-                f"preference_replay_lambda: belongs to lambda_decay, not to {self.mode}; leave it null"
-            )
+            raise ConfigError(f"preference_replay_lambda: belongs to lambda_decay, not to {self.mode}; leave it null")
         if self.mode == "current":
             for name, value in (("sample_size", self.sample_size), ("lambda", lam)):
                 if value is not None:
@@ -141,10 +133,7 @@ def _allot(draws: int, weights: dict[int, float], random: np.random.Generator) -
     # The last edge is exactly 1, so that no draw falls beyond; a file of weight 0 has no width and is never
     # hit.
     hits = np.searchsorted(edges / edges[-1], random.random(draws), side="right")
-    return {
-        number: int(count)
-        for number, count in zip(files, np.bincount(hits, minlength=len(files)), strict=True)
-    }
+    return {number: int(count) for number, count in zip(files, np.bincount(hits, minlength=len(files)), strict=True)}
 
 
 def _inside(size: int, count: int, random: np.random.Generator) -> list[int]:

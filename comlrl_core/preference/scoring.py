@@ -37,10 +37,7 @@ def score_candidates(
     for start in range(0, len(queue), size):
         chunk = queue[start : start + size]
         scores += oracle.score(
-            [
-                [response.completions[agent].text for _, response in chunk]
-                for agent in range(oracle.num_agents)
-            ],
+            [[response.completions[agent].text for _, response in chunk] for agent in range(oracle.num_agents)],
             [{**task.row, "task_id": task.task_id} for task, _ in chunk],
             [oracle_prompt(task.prompts) for task, _ in chunk],
         )
@@ -74,9 +71,7 @@ def reward_distribution(responses: Sequence[JointResponse]) -> dict[str, float |
     rewards = sorted(response.reward for response in responses if response.reward is not None)
     if not rewards:
         return None
-    first, median, third = (
-        statistics.quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
-    )
+    first, median, third = statistics.quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
     return {
         "count": len(rewards),
         "mean": statistics.fmean(rewards),

@@ -135,9 +135,7 @@ class Oracle:
         try:
             result = self.processor(raw)
         except Exception as error:
-            raise RewardError(
-                f"{name} raised {type(error).__name__} for {raw}: {error} (task {task})"
-            ) from error
+            raise RewardError(f"{name} raised {type(error).__name__} for {raw}: {error} (task {task})") from error
         processed = self._number(result, name, task)
         return Scored(raw, processed, dropped=processed is None)
 
@@ -212,7 +210,5 @@ def _task_name(item: Mapping[str, Any], index: int) -> str:
 
 def _listed(tasks: list[str]) -> str:
     distinct = list(dict.fromkeys(tasks))
-    more = (
-        f" and {len(distinct) - TASKS_NAMED_IN_ERRORS} more" if len(distinct) > TASKS_NAMED_IN_ERRORS else ""
-    )
+    more = f" and {len(distinct) - TASKS_NAMED_IN_ERRORS} more" if len(distinct) > TASKS_NAMED_IN_ERRORS else ""
     return f"tasks {', '.join(distinct[:TASKS_NAMED_IN_ERRORS])}{more}"

@@ -15,9 +15,7 @@ def length_ratio(
     """
     if not 0 <= low <= high < math.inf:
         raise ConfigError(f"length_ratio: needs 0 <= low <= high, both finite; got low={low}, high={high}")
-    return [
-        _reward(first, second, low, high) for first, second in zip(completions_1, completions_2, strict=True)
-    ]
+    return [_reward(first, second, low, high) for first, second in zip(completions_1, completions_2, strict=True)]
 
 
 def _reward(first: str, second: str, low: float, high: float) -> float:

@@ -18,8 +18,7 @@ from comlrl_core.rewards.contract import RewardFunction, function_name
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_REWARDS = {"length_ratio": "comlrl_core.rewards.length_ratio:length_ratio"}
 FORMS = (
-    f"{BUILTIN_PREFIX}<name> ({', '.join(sorted(BUILTIN_REWARDS))}), package.module:function, "
-    "or my_rewards.py:function"
+    f"{BUILTIN_PREFIX}<name> ({', '.join(sorted(BUILTIN_REWARDS))}), package.module:function, or my_rewards.py:function"
 )
 VERSION_DIGITS = 16
 
@@ -61,26 +60,34 @@ def load_reward(
         what = "is not callable" if func is not None else "does not exist"
         raise ConfigError(f"{setting}: {name!r} in {place} {what} ({spec!r})")
     bound = dict(kwargs or {})
-    shown = spec.removeprefix(BUILTIN_PREFIX)
-    return LoadedReward(
-        _bind(func, bound, spec, setting), shown, _version(_source_bytes(module), bound, spec, setting)
-    )
+    bound_func = _bind(func, bound, spec, setting)
+    shown, home = _module_function(func) or (spec.removeprefix(BUILTIN_PREFIX), module)
+    try:
+        version = _version(_source_bytes(home), bound)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{setting}: the keyword arguments of {spec!r} must be plain values: {error}") from error
+    return LoadedReward(bound_func, shown, version)
 
 
 def identify_reward(func: RewardFunction) -> tuple[str, str]:
-    """(name, version) of a function given as an object: the version is a digest of its source text.
+    """(name, version) of a function given as an object: those that `load_reward` gives to the same function.
 
-    A callable without readable source (written in C, typed into a console) gets the version `unversioned`.
+    A function that a module holds is known by its module's source file, helpers included. Any other callable (a nested
+    function, an instance, a function of the script that runs) is known by its own source text. Without readable source
+    (written in C, typed into a console), or with bound arguments that are no plain values, it is `unversioned`.
     """
-    inner = func.func if isinstance(func, functools.partial) else func
+    inner, bound = func, {}
+    if isinstance(func, functools.partial):
+        inner, bound = func.func, {**func.keywords, **({"*": func.args} if func.args else {})}
+    found = _module_function(inner)
     target = inner if inspect.isroutine(inner) else type(inner)
-    module = getattr(target, "__module__", None)
-    name = f"{module}:{getattr(target, '__qualname__', function_name(inner))}"
+    own_name = f"{getattr(target, '__module__', None)}:{getattr(target, '__qualname__', function_name(inner))}"
+    name = found[0] if found else own_name
     try:
-        source = inspect.getsource(target)
-    except (OSError, TypeError):
+        source = _source_bytes(found[1]) if found else inspect.getsource(target).encode()
+        return name, _version(source, bound)
+    except (OSError, TypeError, ValueError):
         return name, "unversioned"
-    return name, hashlib.sha256(source.encode()).hexdigest()[:VERSION_DIGITS]
 
 
 def source_file(spec: str, root: str | Path | None = None) -> Path | None:
@@ -94,6 +101,30 @@ def source_file(spec: str, root: str | Path | None = None) -> Path | None:
     parts = place.split(".")
     candidates = (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py"))
     return next((path for path in candidates if path.is_file()), None)
+
+
+def _module_function(func: Any) -> tuple[str, ModuleType] | None:
+    """The one name of a function that its module holds, whichever way it was reached, and the module; else None.
+
+    The name is `length_ratio` for a built-in one, `my_rewards.py:score` for a file that is no part of a package, and
+    `package.module:score` for the rest. The script that runs (`__main__`) is left out: it holds the settings of the run
+    too, which may change without another reward.
+    """
+    module = sys.modules.get(getattr(func, "__module__", None) or "")
+    if not inspect.isfunction(func) or module is None or module.__name__ == "__main__":
+        return None
+    held: Any = module
+    for part in func.__qualname__.split("."):
+        held = getattr(held, part, None)
+    if held is not func:
+        return None
+    place = f"{module.__name__}:{func.__qualname__}"
+    builtin = next((name for name, known in BUILTIN_REWARDS.items() if known == place), None)
+    if builtin is not None:
+        return builtin, module
+    file = Path(getattr(module, "__file__", None) or "").name
+    alone = "." not in module.__name__ and file not in ("", "__init__.py")
+    return f"{file}:{func.__qualname__}" if alone else place, module
 
 
 def _builtin(spec: str, setting: str) -> str:
@@ -149,9 +180,7 @@ def _bind(func: Any, kwargs: dict[str, Any], spec: str, setting: str) -> RewardF
     try:
         inspect.signature(func).bind_partial(**kwargs)
     except TypeError as error:
-        raise ConfigError(
-            f"{setting}: {spec!r} does not take the keyword arguments {kwargs}: {error}"
-        ) from error
+        raise ConfigError(f"{setting}: {spec!r} does not take the keyword arguments {kwargs}: {error}") from error
     except ValueError:
         pass  # no signature to check
     bound = functools.partial(func, **kwargs)
@@ -166,11 +195,7 @@ def _source_bytes(module: ModuleType) -> bytes:
     return Path(path).read_bytes() if path and Path(path).is_file() else module.__name__.encode()
 
 
-def _version(source: bytes, kwargs: dict[str, Any], spec: str, setting: str) -> str:
-    try:
-        settings = json.dumps(kwargs, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{setting}: the keyword arguments of {spec!r} must be plain values: {error}"
-        ) from error
+def _version(source: bytes, kwargs: Mapping[str, Any]) -> str:
+    """Digest of source and bound arguments; a `TypeError` or `ValueError` where these are no plain values."""
+    settings = json.dumps(kwargs, sort_keys=True, allow_nan=False)
     return hashlib.sha256(source + b"\0" + settings.encode()).hexdigest()[:VERSION_DIGITS]

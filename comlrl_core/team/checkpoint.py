@@ -117,25 +117,20 @@ def _save_agent(agent: Agent, path: Path) -> None:
         _forget_origin(path / name)
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise DataError(
-            f"agent {agent.index}: its model wrote no safetensors file, so it cannot be loaded again"
-        )
+        raise DataError(f"agent {agent.index}: its model wrote no safetensors file, so it cannot be loaded again")
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         empty = [name for name, shape in shapes.items() if 0 in shape]
         if empty or not shapes:
-            raise DataError(
-                f"agent {agent.index}: {file.name} holds no weights for {', '.join(empty) or 'anything'}"
-            )
+            raise DataError(f"agent {agent.index}: {file.name} holds no weights for {', '.join(empty) or 'anything'}")
 
 
 def _refuse_empty(tensors: Any, who: str) -> None:
     for name, tensor in tensors:
         if tensor.numel() == 0:
             raise DataError(
-                f"{who}: the weight {name!r} is an empty tensor "
-                "(a sharded model must be gathered before it is saved)"
+                f"{who}: the weight {name!r} is an empty tensor (a sharded model must be gathered before it is saved)"
             )
 
 
@@ -160,22 +155,17 @@ def _read_sharing(folder: Path) -> list[int]:
     try:
         sharing = json.loads(file.read_text(encoding="utf-8"))["model_of_agent"]
         valid = all(
-            type(owner) is int and 0 <= owner <= i and sharing[owner] == owner
-            for i, owner in enumerate(sharing)
+            type(owner) is int and 0 <= owner <= i and sharing[owner] == owner for i, owner in enumerate(sharing)
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{file}: not a team file ({error})") from error
     if not sharing or not valid:
-        raise DataError(
-            f"{file}: model_of_agent must name an agent up to itself for each agent, not {sharing!r}"
-        )
+        raise DataError(f"{file}: model_of_agent must name an agent up to itself for each agent, not {sharing!r}")
     return list(sharing)
 
 
 def _write_json(path: Path, content: Any) -> None:
-    path.write_text(
-        json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, target: Path) -> None:

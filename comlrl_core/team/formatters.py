@@ -53,9 +53,7 @@ def text_formatters(
         _per_agent(system_prompts, num_agents, "system prompts"),
         strict=True,
     )
-    return [
-        text_formatter("{prompt}" if template is None else template, system) for template, system in per_agent
-    ]
+    return [text_formatter("{prompt}" if template is None else template, system) for template, system in per_agent]
 
 
 def resolve_formatters(spec: FormatterSpec | Sequence[FormatterSpec], num_agents: int) -> list[Formatter]:
@@ -78,8 +76,7 @@ def render(tokenizer: PreTrainedTokenizerBase, value: str | Messages) -> str:
         return value
     if not isinstance(value, Sequence) or not value or not all(_is_message(message) for message in value):
         raise ConfigError(
-            "a formatter must return a string or a list of messages with 'role' and 'content', "
-            f"not {_short(value)}"
+            f"a formatter must return a string or a list of messages with 'role' and 'content', not {_short(value)}"
         )
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "chat_template", None):
@@ -92,9 +89,7 @@ def render(tokenizer: PreTrainedTokenizerBase, value: str | Messages) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # a template is a program of the model's author and may raise anything
-        raise ConfigError(
-            f"the chat template of the tokenizer {name!r} refuses the messages: {error}"
-        ) from error
+        raise ConfigError(f"the chat template of the tokenizer {name!r} refuses the messages: {error}") from error
 
 
 def _formatter(spec: FormatterSpec, agent: int) -> Formatter:

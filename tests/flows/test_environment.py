@@ -60,7 +60,8 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     """Setting the environment after these packages are imported would be too late."""
     code = (
         "import sys; from pathlib import Path; from flows.environment import env_defaults;"
-        "import flows.pipeline, flows.project, flows.prefect_api, tasks.tracking; env_defaults(Path(sys.argv[1]));"
+        "import flows.pipeline, flows.project, flows.prefect_api, tasks.tracking;"
+        "env_defaults(Path(sys.argv[1]));"
         "print(sorted({'prefect', 'mlflow', 'dvc', 'torch'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]

@@ -108,9 +108,8 @@ def test_wrong_and_unquoted_entries_are_rewritten(params: Path) -> None:
 def test_empty_mappings_are_filled(params: Path, mapping: str) -> None:
     params.write_text(f"num_iterations: 0\nlast_iteration:\n{mapping}seed: 1\n")
     assert set_iterations(params, 1)
-    assert params.read_text() == (
-        "num_iterations: 1\nlast_iteration: '0001'\niterations:  # none\n  '0001': {previous: '0000'}\nseed: 1\n"
-    )
+    entry = "iterations:  # none\n  '0001': {previous: '0000'}\n"
+    assert params.read_text() == f"num_iterations: 1\nlast_iteration: '0001'\n{entry}seed: 1\n"
 
 
 def test_missing_keys_are_added_at_the_end(params: Path) -> None:
@@ -174,3 +173,16 @@ def test_a_missing_stage_is_named(dvc_yaml: Path) -> None:
     dvc_yaml.write_text("stages:\n  prepare:\n    cmd: x\n")
     with pytest.raises(ConfigError, match="no stage iterate; it has prepare"):
         sync_dependencies(dvc_yaml, ["r.py"])
+
+
+@pytest.mark.parametrize("files", [["r.py"], ["r.py", "m/one"]])
+def test_lists_that_are_not_indented_stay_so(dvc_yaml: Path, files: list[str]) -> None:
+    text = DVC.replace(
+        "    deps: [comlrl.lock, data/x]  # inputs\n", "    deps:\n    - comlrl.lock\n    - data/x\n"
+    )
+    dvc_yaml.write_text(text)
+    assert sync_dependencies(dvc_yaml, {"prepare": files})
+    added = "".join(f"    - {file}  # from params.yaml\n" for file in files)
+    assert dvc_yaml.read_text() == text.replace("    - data/x\n", f"    - data/x\n{added}")
+    assert sync_dependencies(dvc_yaml, {})
+    assert dvc_yaml.read_text() == text

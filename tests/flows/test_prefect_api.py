@@ -1,4 +1,4 @@
-"""The life of the embedded server. A stand-in answers the health check where Prefect itself is not the point."""
+"""The life of the embedded server. Where Prefect is not the point, a stand-in answers."""
 
 import json
 import os

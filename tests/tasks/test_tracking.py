@@ -234,9 +234,16 @@ def test_a_killed_run_does_not_stay_running(state: Path) -> None:
 
 
 def test_a_moved_project_writes_in_its_new_place(state: Path, tmp_path: Path, caplog) -> None:
-    tracker = Tracker(state)
-    identity = tracker.open("key", "run", {"seed": 1})
-    tracker.finish()
+    code = (  # in its own process: MLflow remembers where a run's artifacts are
+        "import sys; from pathlib import Path; from tasks.tracking import Tracker\n"
+        "tracker = Tracker(Path(sys.argv[1])); print(tracker.open('key', 'run', {'seed': 1}))\n"
+        "tracker.finish()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, state], env=environment, capture_output=True, text=True
+    )
+    identity = done.stdout.strip()
     new = tmp_path / "moved" / ".comlrl"
     new.parent.mkdir()
     shutil.move(state, new)
