@@ -42,7 +42,8 @@ def curve_line(row: dict[str, float]) -> str:
     bar = "#" * round(BAR_WIDTH * max(0.0, min(1.0, reward)))
     win = row.get("eval_win_rate_initial")
     beside = "" if win is None else f"  better than the initial team in {win:.0%}"
-    return f"iteration {row['iteration']:3.0f}  reward {reward:.3f} ± {row['eval_reward_se']:.3f}  {bar:{BAR_WIDTH}}{beside}"
+    figures = f"reward {reward:.3f} ± {row['eval_reward_se']:.3f}"
+    return f"iteration {row['iteration']:3.0f}  {figures}  {bar:{BAR_WIDTH}}{beside}"
 
 
 def command() -> str:

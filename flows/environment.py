@@ -41,6 +41,7 @@ def environment(state_root: Path) -> dict[str, str]:
         # gone.
         "PREFECT_TASKS_DEFAULT_NO_CACHE": "true",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "comlrl_core",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines come from plain runs
         "MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes and 0.5 GB instead of 12 and 2 GB
         # Tracking is best effort: a tracking server that is down may cost seconds, not the defaults' minutes.

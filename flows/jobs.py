@@ -7,6 +7,7 @@ from typing import Any
 
 from comlrl_core.config.files import dump_yaml, read_params
 from comlrl_core.config.run import RunConfig, chain, iteration_key
+from comlrl_core.errors import ConfigError
 from comlrl_core.files import atomic_write_text
 from comlrl_core.rewards.loading import source_file
 from flows import pipeline
@@ -34,11 +35,26 @@ class Plan:
 
 def plan(project: Project, config: RunConfig) -> Plan:
     """Decide where `config` runs: with the settings of `params.yaml` in the project itself, else in `runs/<key>`."""
-    own = project.params.is_file() and _results(read_params(project.params).run_config()) == _results(config)
+    mine = read_params(project.params).run_config() if project.params.is_file() else None
+    own = mine is not None and _results(mine) == _results(config) and config.num_iterations <= mine.num_iterations
+    if own and mine is not None:
+        config = mine.model_copy(update={"tracking": config.tracking})
     work_root = project.work_root if own else project.work_root / RUNS / run_key(config)
     job = Job(source_root=project.work_root, work_root=work_root, config=config, code=package_digest())
     tracked = own and pipeline.is_tracked(project.work_root)
     return Plan(job, project, Project.at(work_root), tracked)
+
+
+def lengthened(project: Project, config: RunConfig, count: int) -> RunConfig:
+    """The project's settings with `count` more iterations, written to its `params.yaml`."""
+    if count < 0:
+        raise ConfigError(f"add_iterations must be 0 or more, not {count}")
+    mine = read_params(project.params).run_config()
+    if _results(mine) != _results(config):
+        raise ConfigError("add_iterations goes with the settings of params.yaml alone; these differ from it")
+    with project.run_lock("add iterations"):
+        pipeline.set_iterations(project.params, mine.num_iterations + count)
+    return read_params(project.params).run_config()
 
 
 def open_place(planned: Plan) -> None:
@@ -54,8 +70,6 @@ def open_place(planned: Plan) -> None:
 
 def check_stage(job: Job, project: Project) -> None:
     """Refuse a DVC stage whose recorded dependencies would not be what it really uses."""
-    from comlrl_core.errors import ConfigError
-
     problem = check_lock(project.work_root)
     if problem:
         raise ConfigError(
@@ -101,7 +115,8 @@ def params_text(config: RunConfig) -> str:
 
 
 def _results(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide what a run writes into its folder."""
+    """The settings that decide what a run writes into its folder, without its length."""
     values = config.values()
-    values.pop("tracking")
+    for name in ("tracking", "num_iterations"):
+        values.pop(name)
     return values

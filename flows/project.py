@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from comlrl_core.errors import ComlrlError, ConfigError
 
 PARAMS_NAME = "params.yaml"
 STATE_NAME = ".comlrl"
+LOCK_POLL_SECONDS = 0.1
 
 
 class ProjectBusy(ComlrlError):
@@ -136,15 +138,15 @@ class Project:
         return self.state_root / "logs"
 
     @contextmanager
-    def run_lock(self, mode: str, *, children: bool = False) -> Iterator[None]:
+    def run_lock(self, mode: str, *, children: bool = False, patience: float = 0.0) -> Iterator[None]:
         """Hold the project for writing; `mode` says for what ("run", "repro", "stage iterate" ...).
 
-        Raises `ProjectBusy` naming the holder (pid, mode, since when) at once, having touched nothing. The
+        Waits at most `patience` seconds for it, then raises `ProjectBusy` naming the holder (pid, mode, since when) at once, having touched nothing. The
         lock is the operating system's and ends with its process, however that ends. With `children=True`
         processes that the holder starts may take the lock too while it is held (the stages of `comlrl
         repro`).
         """
-        descriptor = _acquire(self.lock_file, mode, children)
+        descriptor = _acquire_patiently(self.lock_file, mode, children, patience)
         try:
             if descriptor is not None:
                 _write_holder(self.lock_file.with_suffix(".json"), mode, children)
@@ -156,6 +158,17 @@ class Project:
 
 _held: set[Path] = set()
 _held_guard = threading.Lock()
+
+
+def _acquire_patiently(path: Path, mode: str, children: bool, patience: float) -> int | None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return _acquire(path, mode, children)
+        except ProjectBusy:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def _acquire(path: Path, mode: str, children: bool) -> int | None:

@@ -13,6 +13,7 @@ from flows import pipeline
 from flows.environment import env_defaults
 from flows.jobs import plan, user_files
 from flows.package_lock import write_lock
+from flows.prefect_api import die_with_parent
 from flows.project import Project
 from tasks.tracking_store import ensure_database
 
@@ -62,4 +63,7 @@ def reproduce(project: Project, arguments: list[str]) -> int:
             "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         command = [sys.executable, "-m", "dvc", "repro", *arguments]
-        return subprocess.run(command, cwd=project.work_root, env=environment, check=False).returncode
+        dies_with_us = die_with_parent if sys.platform == "linux" else None
+        return subprocess.run(
+            command, cwd=project.work_root, env=environment, check=False, preexec_fn=dies_with_us
+        ).returncode

@@ -6,14 +6,17 @@ from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError
 from flows.iteration import iterate
 from flows.jobs import check_stage, plan
+from flows.parents import end_with_dvc
 from flows.prefect_api import healthy, read_record
 from flows.project import Project
+from flows.registry import repair
 from flows.training import log_datasets, log_evaluation, log_iteration, open_tracker
 from tasks.evaluate import evaluation_metrics, summarize_run
 from tasks.job import Job
 from tasks.prepare import prepare
 from tasks.tracking import Tracker
 
+ORPHAN_SECONDS = 5.0  # a stage whose dvc was killed sees it and stops well within this time
 STAGES = ("prepare", "iterate", "evaluate")
 
 
@@ -23,7 +26,8 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
         raise ConfigError(f"stage {name!r} is unknown; allowed are {', '.join(STAGES)}")
     number = _number(name, iteration, config)
     planned = plan(project, config)
-    with project.run_lock(f"stage {name}"):
+    end_with_dvc()
+    with project.run_lock(f"stage {name}", patience=ORPHAN_SECONDS):
         check_stage(planned.job, project)
         tracker = open_tracker(planned)
         try:
@@ -42,7 +46,11 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
 
 def _iterate(job: Job, number: int, tracker: Tracker, project: Project) -> None:
     with tracker.iteration(number) as child:
-        metrics = (iterate if _server(project) else iterate.fn)(job, number)
+        if _server(project):
+            repair(project)
+            metrics = iterate(job, number)
+        else:
+            metrics = iterate.fn(job, number)
         log_iteration(job, tracker, child, number)
         log_evaluation(job, tracker, [], number, metrics)
 

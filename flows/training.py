@@ -17,8 +17,9 @@ from comlrl_core.preference.iteration import collection_metrics
 from flows import pipeline
 from flows.artifacts import publish_summary, summary_markdown
 from flows.iteration import iterate
-from flows.jobs import Plan, open_place, plan
+from flows.jobs import Plan, lengthened, open_place, plan
 from flows.project import Project
+from flows.registry import registered, repair
 from tasks.calling import call, orchestrated
 from tasks.evaluate import collapse_warning, evaluate_iteration, read_curve, summarize_run
 from tasks.job import Job
@@ -32,15 +33,18 @@ logger = logging.getLogger("comlrl_core.stages")
 
 
 @flow(name="preference-training", flow_run_name="{settings.algorithm}-seed{settings.training.seed}")
-def preference_training(settings: RunConfig, project: Path | None = None) -> dict[str, Any]:
+def preference_training(settings: RunConfig, project: Path | None = None, add_iterations: int = 0) -> dict[str, Any]:
     """Train a team of language models from preferences.
 
     Args:
         settings: Every setting of the run. Settings other than those of the project's params.yaml work in a folder of
             their own, runs/<key>.
         project: The project folder; empty for the folder that serves this deployment.
+        add_iterations: So many iterations more than the project has now (a schedule that trains on). The project's
+            params.yaml is changed; settings other than its own are refused.
     """
-    return train(Project.at(project) if project else Project.find(), settings)
+    home = Project.at(project) if project else Project.find()
+    return train(home, lengthened(home, settings, add_iterations) if add_iterations else settings)
 
 
 def train(project: Project, config: RunConfig) -> dict[str, Any]:
@@ -48,8 +52,10 @@ def train(project: Project, config: RunConfig) -> dict[str, Any]:
 
     Inside a flow run the stages are task runs and each iteration is a subflow; elsewhere they are plain calls.
     """
+    if orchestrated():
+        repair(project)
     planned = plan(project, config)
-    with planned.place.run_lock("run"):
+    with planned.place.run_lock("run"), registered(project):
         open_place(planned)
         config.training.say_notices()
         oracle(planned.job)  # a reward function that cannot be loaded or called stops the run here

@@ -1,0 +1,126 @@
+"""Which processes run which flow runs, so that the runs of a killed process do not stay "Running" for ever.
+
+`.comlrl/pids.json` holds one entry per training process: pid, start time and the ids of its flow runs. A process removes its
+entry when it ends; an entry whose process is gone belongs to one that was killed, and the next start sets its runs right.
+"""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from comlrl_core.files import write_json
+from flows.project import Project
+from tasks.calling import orchestrated
+
+logger = logging.getLogger("comlrl_core.stages")
+
+Entry = dict[str, Any]
+
+
+@contextmanager
+def registered(project: Project) -> Iterator[None]:
+    """Keep this process's entry, with the current flow run, while the block runs; outside a flow run do nothing."""
+    if not orchestrated():
+        yield
+        return
+    from prefect.runtime import flow_run
+
+    with _entries(project) as entries:
+        mine = _mine(entries)
+        mine["flow_runs"].append(str(flow_run.id))
+    try:
+        yield
+    finally:
+        with _entries(project) as entries:
+            mine = _mine(entries)
+            mine["flow_runs"].remove(str(flow_run.id))
+            if not mine["flow_runs"]:
+                entries.remove(mine)
+
+
+def repair(project: Project) -> int:
+    """Set the flow runs of processes that are gone to Crashed; needs a Prefect API. Returns how many there were."""
+    with _entries(project) as entries:
+        dead = [entry for entry in entries if not _lives(entry)]
+        for entry in dead:
+            entries.remove(entry)
+    lost = [(run, entry) for entry in dead for run in reversed(entry["flow_runs"])]
+    if not lost:
+        return 0
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        for run, entry in lost:
+            _crash(client, run, f"process {entry['pid']} ended without a word; finished steps are kept")
+    return len(lost)
+
+
+def _crash(client: Any, flow_run_id: str, message: str) -> None:
+    from uuid import UUID
+
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import Crashed
+
+    try:
+        run = client.read_flow_run(UUID(flow_run_id))
+    except ObjectNotFound:  # another server, or its database was removed
+        return
+    if run.state is not None and run.state.is_final():
+        return
+    for task_run in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))):
+        if task_run.state is None or not task_run.state.is_final():
+            client.set_task_run_state(task_run.id, Crashed(message=message), force=True)
+    client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+    logger.warning("flow run %r was left behind by a process that is gone: set to Crashed", run.name)
+
+
+def _mine(entries: list[Entry]) -> Entry:
+    """This process's entry; made if it is not there."""
+    process = psutil.Process()
+    for entry in entries:
+        if entry["pid"] == process.pid and _lives(entry):
+            return entry
+    made: Entry = {"pid": process.pid, "created": process.create_time(), "flow_runs": []}
+    entries.append(made)
+    return made
+
+
+def _lives(entry: Entry) -> bool:
+    try:
+        process = psutil.Process(entry["pid"])
+        return abs(process.create_time() - entry["created"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@contextmanager
+def _entries(project: Project) -> Iterator[list[Entry]]:
+    """The entries, to be changed in place; written back at the end, one process at a time."""
+    path = project.state_root / "pids.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = _read(path)
+        before = json.dumps(entries)
+        yield entries
+        if json.dumps(entries) != before:
+            write_json(path, entries)
+    finally:
+        os.close(lock)
+
+
+def _read(path: Path) -> list[Entry]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return entries if isinstance(entries, list) else []
