@@ -1,8 +1,8 @@
 """A stage ends with the `dvc` that started it.
 
-`dvc` killed outright leaves its stage running; started again, it would begin a second copy beside the first. Every step is
-written whole or not at all, so a stage may simply stop when it sees that its `dvc` is gone: the next start goes on after the
-last finished step.
+`dvc` killed outright leaves its stage running; started again, it would begin a second copy beside the first. Every step
+is written whole or not at all, so a stage may simply stop when it sees that its `dvc` is gone: the next start goes on
+after the last finished step.
 """
 
 import os

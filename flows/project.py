@@ -141,10 +141,10 @@ class Project:
     def run_lock(self, mode: str, *, children: bool = False, patience: float = 0.0) -> Iterator[None]:
         """Hold the project for writing; `mode` says for what ("run", "repro", "stage iterate" ...).
 
-        Waits at most `patience` seconds for it, then raises `ProjectBusy` naming the holder (pid, mode, since when) at once, having touched nothing. The
-        lock is the operating system's and ends with its process, however that ends. With `children=True`
-        processes that the holder starts may take the lock too while it is held (the stages of `comlrl
-        repro`).
+        Waits at most `patience` seconds for it, then raises `ProjectBusy` naming the holder (pid, mode, since when),
+        having touched nothing. The lock is the operating system's and ends with its process, however that ends. With
+        `children=True` processes that the holder starts may take the lock too while it is held (the stages of
+        `comlrl repro`).
         """
         descriptor = _acquire_patiently(self.lock_file, mode, children, patience)
         try:

@@ -1,7 +1,8 @@
 """Which processes run which flow runs, so that the runs of a killed process do not stay "Running" for ever.
 
-`.comlrl/pids.json` holds one entry per training process: pid, start time and the ids of its flow runs. A process removes its
-entry when it ends; an entry whose process is gone belongs to one that was killed, and the next start sets its runs right.
+`.comlrl/pids.json` holds one entry per training process: pid, start time and the ids of its flow runs. A process removes
+its entry when it ends; an entry whose process is gone belongs to one that was killed, and the next start sets its runs
+right.
 """
 
 import fcntl
@@ -65,7 +66,7 @@ def repair(project: Project) -> int:
 def _crash(client: Any, flow_run_id: str, message: str) -> None:
     from uuid import UUID
 
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
     from prefect.exceptions import ObjectNotFound
     from prefect.states import Crashed
 
@@ -75,6 +76,9 @@ def _crash(client: Any, flow_run_id: str, message: str) -> None:
         return
     if run.state is not None and run.state.is_final():
         return
+    parent = FlowRunFilterParentFlowRunId(any_=[run.id])
+    for child in client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent)):
+        _crash(client, str(child.id), message)
     for task_run in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))):
         if task_run.state is None or not task_run.state.is_final():
             client.set_task_run_state(task_run.id, Crashed(message=message), force=True)

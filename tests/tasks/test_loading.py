@@ -37,15 +37,21 @@ def test_the_team_is_read_once_and_kept(unbroken: MakeJob, loads: list[str]) -> 
     assert not is_live(job, 2)
 
 
-def test_the_stages_of_a_run_read_no_team_that_is_in_memory(
-    prepared: MakeJob, run_iteration: Callable[[Job, int], None], loads: list[str]
+def test_the_stages_of_a_run_do_not_read_again_what_the_stage_before_left(
+    prepared: MakeJob, run_iteration: Callable[[Job, int], None], monkeypatch: pytest.MonkeyPatch, loads: list[str]
 ) -> None:
-    """Only the initial team is read for training; win rates against it use its own file of samples."""
+    """For training the initial team is read, and never another; old teams are read to be compared with."""
     job = prepared()
+    restored: list[str] = []
+    restore = loading.load_training_state
+    monkeypatch.setattr(
+        loading, "load_training_state", lambda folder, *rest: restored.append(folder.name) or restore(folder, *rest)
+    )
     run_iteration(job, 1)
+    assert "iteration_0001" not in loads
     run_iteration(job, 2)
-    assert loads.count("iteration_0000") <= 2  # to train, and once to be compared with
-    assert loads.count("iteration_0001") == loads.count("iteration_0002") == 0
+    assert restored == ["iteration_0000"]
+    assert "iteration_0002" not in loads
 
 
 def test_a_taken_team_is_nobody_elses(unbroken: MakeJob) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from comlrl_core.environments.tasks import read_tasks
-from comlrl_core.errors import ConfigError
+from comlrl_core.errors import DataError
 from comlrl_core.files import read_json
 from tasks.job import Job
 from tasks.loading import initial_team, live, policy
@@ -62,7 +62,7 @@ def test_tasks_come_from_a_file_of_the_project(tmp_path: Path, make_job: MakeJob
 
 def test_a_task_file_that_is_not_there_leaves_nothing(make_job: MakeJob) -> None:
     job = make_job(tasks={"train": "missing.jsonl"})
-    with pytest.raises(ConfigError, match=r"missing\.jsonl"):
+    with pytest.raises(DataError, match=r"missing\.jsonl"):
         prepare.fn(job)
     assert not job.train_tasks.exists() and not job.store.models.exists()
 
