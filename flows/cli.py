@@ -46,6 +46,12 @@ def main() -> None:
         print("interrupted; finished steps are kept, the same command goes on", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
+        from flows.failures import repairable
+
+        explained = repairable(error)
+        if explained is not None:
+            print(f"error: {explained}", file=sys.stderr)
+            sys.exit(2)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error of the command line
             print(f"error: {error.format_message()}", file=sys.stderr)
             sys.exit(2)
@@ -71,6 +77,7 @@ def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> N
     the run works in runs/<key>. A run that was interrupted goes on where it stopped.
     """
     project, config = load(params, overrides)
+    check_reward(project, config)
     env_defaults(project.state_root)
     if plain:
         from flows.console import report
@@ -114,6 +121,19 @@ def repro(
     project = Project.find()
     env_defaults(project.state_root)
     sys.exit(reproduce(project, arguments or []))
+
+
+@app.command()
+def prune(
+    keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="How many of the newest iterations stay whole.")],
+) -> None:
+    """Remove weights and optimizer states of old iterations from disk and from DVC's cache; their pairs stay."""
+    project = Project.find()
+    env_defaults(project.state_root)
+    from flows.prune import prune as prune_project
+
+    pruned, freed = prune_project(project, keep_last)
+    print(f"pruned {len(pruned)} iterations, {freed / 1e6:.1f} MB freed; `comlrl repro` still has nothing to do")
 
 
 @app.command()
@@ -195,6 +215,17 @@ def load(params: Path | None, overrides: list[str] | None) -> tuple[Project, Any
     path = params.resolve() if params else project.params
     values = apply_overrides(read_yaml(path), overrides or [])
     return project, resolve(values, path)
+
+
+def check_reward(project: Project, config: Any) -> None:
+    """Refuse a reward function that cannot be loaded or called before a server starts or anything is written."""
+    from comlrl_core.rewards.contract import Oracle
+    from comlrl_core.rewards.loading import load_reward
+
+    loaded = load_reward(config.reward.function, config.reward.kwargs, project.work_root, "reward.function")
+    if config.reward.processor:
+        load_reward(config.reward.processor, None, project.work_root, "reward.processor")
+    Oracle(loaded.func, config.training.num_agents, name=loaded.name)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ def report(planned: Plan, summary: dict[str, Any]) -> None:
     evaluation = summary.get("evaluation")
     if evaluation:
         print(f"best: iteration {evaluation['best_iteration']} with reward {evaluation['best_reward']:.3f}")
-    where = os.path.relpath(job.work_root)
-    print(f"policies in {where}/models/iteration_{job.config.num_iterations:04d}, numbers in {where}/metrics.json")
+    policies = os.path.relpath(job.store.policy(job.config.num_iterations))
+    print(f"policies in {policies}, numbers in {os.path.relpath(job.metrics)}")
     print("next:")
     comlrl = command()
     more = job.config.num_iterations + 2
@@ -51,4 +51,5 @@ def command() -> str:
     active = os.environ.get("VIRTUAL_ENV")
     if active and os.path.realpath(active) == os.path.realpath(sys.prefix):
         return "comlrl"
-    return os.path.join(os.path.relpath(sys.prefix), "bin", "comlrl")
+    relative = os.path.relpath(sys.prefix)
+    return os.path.join(sys.prefix if relative.startswith("..") else relative, "bin", "comlrl")

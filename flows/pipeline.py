@@ -8,8 +8,9 @@ Names are those of DVC: `prepare`, `iterate@0001`, `evaluate`.
 import hashlib
 import json
 import logging
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from flows.pipeline_files import iteration_key, missing_dependencies, set_iterat
 __all__ = [
     "PipelineError",
     "commit",
+    "drop_from_cache",
     "dvc_root",
     "init",
     "inputs_digest",
@@ -124,6 +126,43 @@ def restore(work_root: Path, stage: str) -> bool:
             return False
         # Read anew: the object in memory already holds the present hashes and would call anything up to date.
         return not loaded.repo.stage.load_one(loaded.path, stage).status()
+
+
+def drop_from_cache(work_root: Path, stages: Sequence[str], selected: Callable[[Any], bool]) -> int:
+    """Remove from DVC's cache what only the `selected` outputs of `stages` hold; returns the bytes freed."""
+    file = Path(work_root).resolve() / "dvc.yaml"
+    from dvc.repo import Repo, lock_repo
+
+    with _one_at_a_time, Repo(str(file.parent), _wait_for_lock=True) as repo, lock_repo(repo):
+        dropped: dict[str, str] = {}
+        kept: set[str] = set()
+        for stage in repo.index.stages:
+            for out in stage.outs:
+                if not out.use_cache or not out.hash_info:
+                    continue
+                objects = _objects(out)
+                if stage.addressing.rpartition(":")[2] in stages and selected(out):
+                    dropped |= objects
+                else:
+                    kept |= objects.keys()
+        freed = 0
+        for value, path in dropped.items():
+            if value not in kept and os.path.exists(path):
+                freed += os.path.getsize(path)
+                os.chmod(path, 0o644)
+                os.unlink(path)
+        return freed
+
+
+def _objects(out: Any) -> dict[str, str]:
+    """Hash -> cache file of an output: itself, and for a folder every file in it."""
+    value = out.hash_info.value
+    objects = {value: out.cache.oid_to_path(value)}
+    if out.hash_info.isdir and out.cache.exists(value):
+        tree = out.get_obj()
+        for _, _, entry in tree or ():
+            objects[entry.value] = out.cache.oid_to_path(entry.value)
+    return objects
 
 
 def _restore_former_run(loaded: Any) -> bool:

@@ -1,8 +1,8 @@
 """Which processes run which flow runs, so that the runs of a killed process do not stay "Running" for ever.
 
-`.comlrl/pids.json` holds one entry per training process: pid, start time and the ids of its flow runs. A process removes
-its entry when it ends; an entry whose process is gone belongs to one that was killed, and the next start sets its runs
-right.
+`.comlrl/pids.json` holds one entry per training process: pid, start time and the ids of its flow runs. A process
+removes its entry when it ends; an entry whose process is gone belongs to one that was killed, and the next start sets
+its runs right.
 """
 
 import fcntl

@@ -62,7 +62,7 @@ def reproduce(project: Project, arguments: list[str]) -> int:
             **os.environ,
             "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         }
-        command = [sys.executable, "-m", "dvc", "repro", *arguments]
+        command = [sys.executable, "-m", "dvc", "repro", "--allow-missing", *arguments]
         dies_with_us = die_with_parent if sys.platform == "linux" else None
         return subprocess.run(
             command, cwd=project.work_root, env=environment, check=False, preexec_fn=dies_with_us

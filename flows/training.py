@@ -14,6 +14,7 @@ from comlrl_core.config.run import RunConfig, iteration_key
 from comlrl_core.files import read_json
 from comlrl_core.preference.files import iteration_path, read_meta
 from comlrl_core.preference.iteration import collection_metrics
+from comlrl_core.store import latest
 from flows import pipeline
 from flows.artifacts import publish_summary, summary_markdown
 from flows.iteration import iterate
@@ -55,10 +56,10 @@ def train(project: Project, config: RunConfig) -> dict[str, Any]:
     if orchestrated():
         repair(project)
     planned = plan(project, config)
+    oracle(planned.job)  # a reward function that cannot be loaded or called stops the run before anything is written
     with planned.place.run_lock("run"), registered(project):
         open_place(planned)
         config.training.say_notices()
-        oracle(planned.job)  # a reward function that cannot be loaded or called stops the run here
         tracker = open_tracker(planned)
         try:
             summary = _train(planned, tracker)
@@ -101,7 +102,11 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     """Whether `stage` need not run: DVC says so (or can restore it), or, without DVC, its manifest fits its inputs."""
     job = planned.job
     if planned.tracked:
-        current = pipeline.is_current(job.work_root, stage) or pipeline.restore(job.work_root, stage)
+        current = (
+            pipeline.is_current(job.work_root, stage)
+            or pipeline.restore(job.work_root, stage)
+            or _is_pruned(planned, stage, iteration)
+        )
     elif stage == "evaluate":
         current = False
     else:
@@ -114,6 +119,14 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     if current:
         logger.info("%s is up to date", stage)
     return current
+
+
+def _is_pruned(planned: Plan, stage: str, iteration: int) -> bool:
+    """Whether nothing but files of old iterations is missing for `stage`, and a later iteration is there."""
+    newest = latest(planned.job.store)
+    if newest is None or not 0 < iteration < newest:
+        return False
+    return all(line.endswith("(deleted)") for line in pipeline.status(planned.job.work_root, stage))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from prefect import task
 
 from comlrl_core.comparators.history import history_index
+from comlrl_core.comparators.opening import comparator_sources
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.files import atomic_write_bytes, read_json, write_json
 from comlrl_core.preference.candidates import read_candidates
@@ -61,12 +62,12 @@ def entry_of(steps: Steps) -> IterationEntry:
 
 
 def comparator_version(job: Job, iteration: int) -> str | None:
-    """Who answers on the other side of `iteration`, for the record."""
+    """Who answers on the other side of `iteration`, for the record: `Comparator.version`, without loading a team."""
     training = job.config.training
     if not isinstance(training, ComparatorFields):
         return None
     if training.comparator_policy == "history":
-        return f"history iteration_{history_index(iteration, training.comparator_history_k):04d}"
+        return f"iteration_{history_index(iteration, training.comparator_history_k):04d}"
     if training.comparator_policy == "model":
-        return f"model {training.comparator_model_name or ', '.join(training.comparator_agents or [])}"
-    return training.comparator_policy
+        return ", ".join(dict.fromkeys(comparator_sources(training, training.num_agents)))
+    return "current"  # a copy of it is no other team

@@ -7,12 +7,16 @@ with the next one.
 """
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.digests import digest_values
 from comlrl_core.files import sha256_file
+from comlrl_core.rewards.loading import BUILTIN_PREFIX, load_reward
 from comlrl_core.store import manifest_digest
 from tasks.job import Job
 
@@ -69,7 +73,9 @@ def inputs_digest(job: Job, iteration: int) -> str:
     if iteration == 0:
         training = job.config.training
         tasks = job.config.tasks.model_dump(mode="json")
-        return digest_values("initial", _team_identity(job), training.seed, training.num_agents, tasks, job.code)
+        named = [job.config.tasks.train, job.config.tasks.eval, job.config.team.agent_model]
+        files = _files_identity(job, [*named, *(job.config.team.agents or [])])
+        return digest_values("initial", _team_identity(job), training.seed, training.num_agents, tasks, files, job.code)
     return digest_values(
         "iteration",
         iteration,
@@ -77,6 +83,7 @@ def inputs_digest(job: Job, iteration: int) -> str:
         _team_identity(job),
         oracle(job).label,
         job.config.reward.model_dump(mode="json"),
+        _files_identity(job, _compared_models(job)),
         sha256_file(job.train_tasks),
         manifest_digest(job.store, iteration - 1),
         job.code,
@@ -90,5 +97,36 @@ def training_identity(job: Job) -> dict[str, Any]:
     return values
 
 
-def _team_identity(job: Job) -> dict[str, Any]:
-    return job.config.team.model_dump(mode="json")
+def _team_identity(job: Job) -> list[Any]:
+    team = job.config.team
+    formatter = load_reward(team.formatter, None, job.source_root, "team.formatter").version if team.formatter else None
+    return [team.model_dump(mode="json"), formatter]
+
+
+def _compared_models(job: Job) -> list[str | None]:
+    training = job.config.training
+    if not isinstance(training, ComparatorFields):
+        return []
+    return [training.comparator_model_name, *(training.comparator_agents or [])]
+
+
+def _files_identity(job: Job, names: Iterable[str | None]) -> dict[str, Any]:
+    """Digests of those task files and model folders in `names` that lie in the project; other names say all already."""
+    found = {}
+    for name in filter(None, names):
+        path = job.source_root / name.partition("[")[0]
+        if path.exists() and not name.startswith(BUILTIN_PREFIX):
+            files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+            found[name] = [(p.relative_to(path).as_posix(), _digest(p)) for p in files]
+    return found
+
+
+def _digest(path: Path) -> str:
+    known = path.stat()
+    return _digest_of(path, known.st_size, known.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _digest_of(path: Path, size: int, modified: int) -> str:
+    """A model folder of some gigabytes is read once, though every step asks for its digest."""
+    return sha256_file(path)

@@ -36,9 +36,7 @@ def test_another_setting_is_another_run(make_job: MakeJob, change: dict[str, Any
         {"code": "newer"},
     ],
 )
-def test_a_longer_or_otherwise_measured_run_is_the_same_run(
-    make_job: MakeJob, change: dict[str, Any]
-) -> None:
+def test_a_longer_or_otherwise_measured_run_is_the_same_run(make_job: MakeJob, change: dict[str, Any]) -> None:
     assert make_job(**change).key() == make_job().key()
 
 

@@ -139,9 +139,7 @@ def test_prompts_come_from_templates_or_from_a_function(tmp_path: Path, prepared
 
 def test_a_model_folder_is_looked_for_in_the_project(tmp_path: Path, unbroken: MakeJob) -> None:
     job = unbroken(team={"agent_model": "models/iteration_0002/agent_0"})
-    assert loading.model_source(job, "models/iteration_0002/agent_0") == str(
-        tmp_path / "models/iteration_0002/agent_0"
-    )
+    assert loading.model_source(job, "models/iteration_0002/agent_0") == str(tmp_path / "models/iteration_0002/agent_0")
     assert loading.model_source(job, "builtin:tiny") == "builtin:tiny"
     assert loading.model_source(job, "org/name") == "org/name"
     assert initial_team(job).num_agents == 2

@@ -46,9 +46,7 @@ def test_the_entry_of_the_manifest_names_the_bytes(prepared: MakeJob) -> None:
     assert entry.num_pairs == len(read_iteration(path))
 
 
-def test_finished_pairs_are_put_back_without_pairing_again(
-    prepared: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_pairs_are_put_back_without_pairing_again(prepared: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated DVC stage starts by removing its outputs, the replay file among them."""
     job = scored(prepared())
     counts = pair.fn(job, 1)

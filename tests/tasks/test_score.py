@@ -65,9 +65,7 @@ def test_finished_scores_are_not_asked_for_again(prepared: MakeJob, monkeypatch:
     assert score.fn(job, 1, 0) == path
 
 
-def test_the_oracle_gets_bounded_batches(
-    tmp_path: Path, prepared: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oracle_gets_bounded_batches(tmp_path: Path, prepared: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ORACLE_BATCH >= 64
     monkeypatch.setattr(module, "ORACLE_BATCH", 4)
     (tmp_path / "mine.py").write_text(

@@ -92,9 +92,7 @@ def test_every_attempt_at_an_iteration_is_a_nested_run(state: Path) -> None:
         raise KeyboardInterrupt
     with tracker.iteration(3) as child:
         child.log_metrics({"loss": 0.5}, 7)
-        child.log_dataset(
-            "replay", "d41d8cd98f00b204e9800998ecf8427e.dir", "replay/iteration_0003.json", "replay"
-        )
+        child.log_dataset("replay", "d41d8cd98f00b204e9800998ecf8427e.dir", "replay/iteration_0003.json", "replay")
     assert history(child, "loss") == [(7, 0.5)]
     nested = runs(tracker)[1:]
     assert {run.info.run_name for run in nested} == {"iteration-0003"}
@@ -128,9 +126,7 @@ def test_a_hundred_and_one_parameters_arrive(state: Path) -> None:
 def test_a_nan_metric_becomes_a_tag(state: Path, caplog) -> None:
     tracker = Tracker(state)
     tracker.open("key", "run")
-    tracker.log_metrics(
-        {"loss": math.nan, "kl": -math.inf, "reward": 1.0, "name": "text", "agent(0)": True}, 4
-    )
+    tracker.log_metrics({"loss": math.nan, "kl": -math.inf, "reward": 1.0, "name": "text", "agent(0)": True}, 4)
     (run,) = runs(tracker)
     assert run.data.metrics == {"reward": 1.0, "agent_0_": 1.0}
     assert run.data.tags["nonfinite.loss"] == "nan at step 4"
@@ -149,9 +145,7 @@ def test_policies_become_logged_models_once(state: Path, tmp_path: Path, monkeyp
     assert tracker.log_policy(folder, "agent_0", {"reward": 0.5}, 3, register_as="team-agent-0") == identity
     model = tracker._client.get_logged_model(identity)
     assert str(model.status) == "READY"
-    assert [(metric.key, metric.value, metric.step) for metric in model.metrics] == [
-        ("agent_0/reward", 0.5, 3)
-    ]
+    assert [(metric.key, metric.value, metric.step) for metric in model.metrics] == [("agent_0/reward", 0.5, 3)]
     version = tracker._client.get_model_version_by_alias("team-agent-0", "challenger")
     assert version.source == f"models:/{identity}"
     assert str(version.version) == "1"
@@ -166,18 +160,12 @@ def test_artifacts_are_files_or_folders(state: Path, tmp_path: Path) -> None:
     tracker.open("key", "run")
     tracker.log_artifact(tmp_path / "report" / "a.html", "one")
     tracker.log_artifact(tmp_path / "report", "all")
-    listed = [
-        item.path
-        for folder in ("one", "all")
-        for item in tracker._client.list_artifacts(tracker.run_id, folder)
-    ]
+    listed = [item.path for folder in ("one", "all") for item in tracker._client.list_artifacts(tracker.run_id, folder)]
     assert listed == ["one/a.html", "all/a.html"]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty schema", "folder"])
-def test_a_broken_database_is_one_warning_and_no_exception(
-    tmp_path: Path, monkeypatch, caplog, damage: str
-) -> None:
+def test_a_broken_database_is_one_warning_and_no_exception(tmp_path: Path, monkeypatch, caplog, damage: str) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     file = tmp_path / "mlflow.db"
     if damage == "garbage":
@@ -208,9 +196,7 @@ def test_a_failure_in_the_middle_is_one_warning_per_kind(state: Path, tmp_path: 
         tracker.log_metrics({"loss": 1.0}, step)
         tracker.log_artifact(tmp_path / "nothing")
     assert [
-        record.getMessage().split(" failed")[0]
-        for record in caplog.records
-        if record.levelno >= logging.WARNING
+        record.getMessage().split(" failed")[0] for record in caplog.records if record.levelno >= logging.WARNING
     ] == [
         "MLflow tracking: log_metrics",
         "MLflow tracking: log_artifact",
@@ -240,9 +226,7 @@ def test_a_moved_project_writes_in_its_new_place(state: Path, tmp_path: Path, ca
         "tracker.finish()\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, state], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, state], env=environment, capture_output=True, text=True)
     identity = done.stdout.strip()
     new = tmp_path / "moved" / ".comlrl"
     new.parent.mkdir()

@@ -152,9 +152,7 @@ def test_after_publishing_the_trained_team_is_kept(prepared: MakeJob) -> None:
     assert live(job, 1).team.fingerprint() == job.store.manifest(1).policy
 
 
-def test_fresh_moments_every_iteration_on_request(
-    prepared: MakeJob, run_iteration: Callable[[Job, int], None]
-) -> None:
+def test_fresh_moments_every_iteration_on_request(prepared: MakeJob, run_iteration: Callable[[Job, int], None]) -> None:
     """A team from memory and one from its files must go on alike under both settings of the optimizer's state."""
     results = {}
     for kept in (True, False):

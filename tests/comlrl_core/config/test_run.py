@@ -123,7 +123,7 @@ BAD_ELSEWHERE: list[tuple[dict[str, Any], str, str]] = [
         "training.pair_selection",
         "'reward_gap', 'all' or 'random'",
     ),
-    ({"algorithm": "madpo", "training": {"comparator_policy": "current"}}, "comparator_policy", "unknown setting"),
+    ({"algorithm": "madpo", "training": {"comparator_policy": "history"}}, "comparator_policy", "unknown setting"),
     ({"num_iterations": 0}, "num_iterations", "greater than or equal to 1"),
     ({"num_iterations": 10_000}, "num_iterations", "less than or equal to 9999"),
     ({"training": "fast"}, "training", "a mapping of training settings is needed"),
@@ -225,6 +225,8 @@ def test_the_algorithm_decides_which_settings_there_are() -> None:
     iterative = RunConfig(num_iterations=3, training={"dpo_beta": 0.3})
     assert type(iterative.training) is MADPOIterConfig
     assert (iterative.training.num_iterations, iterative.training.dpo_beta) == (3, 0.3)
+    # A form sends every field; those of the other algorithm do no harm at their defaults.
+    assert RunConfig(algorithm="madpo", training={"comparator_policy": "current"}) == offline
     again = RunConfig(training=MADPOIterConfig(dpo_beta=0.3))
     assert again.training.dpo_beta == 0.3
 
