@@ -166,6 +166,19 @@ def move_folder(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def link_folder(source: Path, target: Path) -> None:
+    """Make `target` a copy of `source`, complete or absent, by hard links where the file system has them."""
+    with whole_folder(target) as staging:
+        shutil.copytree(source, staging, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def check_unoccupied(replay: Path) -> None:
     """Refuse a replay folder that already holds iteration files of another run."""
     found = sorted(replay.glob("iteration_*.json")) if replay.is_dir() else []
@@ -192,5 +205,5 @@ def latest(store: Store) -> int | None:
     """The newest published iteration, or None."""
     if not store.models.is_dir():
         return None
-    numbers = [int(p.parent.name.removeprefix("iteration_")) for p in store.models.glob(f"iteration_*/{MANIFEST}")]
-    return max(numbers, default=None)
+    names = [path.parent.name.removeprefix("iteration_") for path in store.models.glob(f"iteration_*/{MANIFEST}")]
+    return max((int(name) for name in names if name.isdecimal()), default=None)

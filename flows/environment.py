@@ -43,6 +43,7 @@ def environment(state_root: Path) -> dict[str, str]:
         "PREFECT_LOGGING_EXTRA_LOGGERS": "comlrl_core",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines come from plain runs
         "MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes and 0.5 GB instead of 12 and 2 GB
         # Tracking is best effort: a tracking server that is down may cost seconds, not the defaults' minutes.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

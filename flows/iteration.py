@@ -11,6 +11,7 @@ from tasks.job import Job
 from tasks.pair import pair
 from tasks.sample import sample
 from tasks.score import score
+from tasks.steps import clear_before
 from tasks.update import publish, update
 
 
@@ -25,6 +26,7 @@ def iterate(job: Job, iteration: int) -> dict[str, float]:
     Returns:
         The evaluation's metrics.
     """
+    clear_before(job, iteration)
     for chunk in range(num_chunks(job)):
         call(collect, job, iteration, chunk)
         call(score, job, iteration, chunk)

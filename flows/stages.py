@@ -1,6 +1,7 @@
 """Single stages, as `dvc repro` and people call them."""
 
 import os
+from pathlib import Path
 
 from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError
@@ -10,14 +11,24 @@ from flows.parents import end_with_dvc
 from flows.prefect_api import healthy, read_record
 from flows.project import Project
 from flows.registry import repair
-from flows.training import log_datasets, log_evaluation, log_iteration, open_tracker
+from flows.training import (
+    for_report,
+    log_datasets,
+    log_evaluation,
+    log_iteration,
+    log_report,
+    open_tracker,
+    recorded,
+)
+from tasks.calling import call
 from tasks.evaluate import evaluation_metrics, summarize_run
 from tasks.job import Job
 from tasks.prepare import prepare
+from tasks.report import report
 from tasks.tracking import Tracker
 
 ORPHAN_SECONDS = 5.0  # a stage whose dvc was killed sees it and stops well within this time
-STAGES = ("prepare", "iterate", "evaluate")
+STAGES = ("prepare", "iterate", "evaluate", "report")
 
 
 def run_stage(project: Project, config: RunConfig, name: str, iteration: str | None) -> None:
@@ -32,12 +43,15 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
         tracker = open_tracker(planned)
         try:
             if name == "prepare":
-                prepare.fn(planned.job)
+                call(prepare, planned.job)
                 log_datasets(planned.job, tracker)
             elif name == "iterate":
                 _iterate(planned.job, number, tracker, project)
+            elif name == "evaluate":
+                call(summarize_run, planned.job)
             else:
-                summarize_run.fn(planned.job)
+                call(report, planned.job)
+                log_report(planned.job, tracker)
         except BaseException as error:
             tracker.finish("FAILED" if isinstance(error, Exception) else "KILLED")
             raise
@@ -73,6 +87,20 @@ def _number(name: str, iteration: str | None, config: RunConfig) -> int:
     if iteration is None or not iteration.isdigit() or not 1 <= int(iteration) <= config.num_iterations:
         raise ConfigError(f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}")
     return int(iteration)
+
+
+def write_report(project: Project, config: RunConfig) -> Path:
+    """Write the report of the run that `config` describes from what is there; returns the page's path."""
+    planned = for_report(plan(project, config))
+    job = planned.job
+    if not job.work_root.is_dir():
+        raise ConfigError(f"{job.work_root} does not exist; `comlrl run` with the same settings makes it")
+    inputs = [job.metrics, *(job.plots / f"{name}.csv" for name in ("evaluation", "collection", "training"))]
+    with planned.place.run_lock("report"):
+        if not all(path.is_file() for path in inputs):  # DVC records a stage whose inputs are there
+            return Path(report.fn(job))
+        with recorded(planned, "report"):
+            return Path(report.fn(job))
 
 
 def evaluate_policies(project: Project, config: RunConfig, iteration: int | None) -> dict[str, float]:

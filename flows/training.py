@@ -1,15 +1,17 @@
-"""The training flow: prepare, one subflow per iteration, evaluate; what is up to date is not run again."""
+"""The training flow: prepare, one subflow per iteration, evaluate, report; what is up to date is not run again."""
 
 import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
+from comlrl_core.config.files import read_yaml
 from comlrl_core.config.run import RunConfig, iteration_key
 from comlrl_core.files import read_json
 from comlrl_core.preference.files import iteration_path, read_meta
@@ -26,6 +28,7 @@ from tasks.evaluate import collapse_warning, evaluate_iteration, read_curve, sum
 from tasks.job import Job
 from tasks.loading import forget, oracle
 from tasks.prepare import prepare
+from tasks.report import picture_paths, report, report_path
 from tasks.steps import inputs_digest
 from tasks.tracking import NullTracker, Tracker
 from tasks.update import update_metrics
@@ -89,13 +92,32 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
                 metrics = call(iterate, job, iteration)
             log_iteration(job, tracker, child, iteration)
             log_evaluation(job, tracker, curve, iteration, metrics)
+    summary: dict[str, Any]
     if up_to_date(planned, "evaluate"):
-        logger.info("everything is up to date")
-        return read_json(job.metrics)
-    with recorded(planned, "evaluate"):
-        summary: dict[str, Any] = call(summarize_run, job)
-    finish_run(job, tracker, summary)
+        summary = read_json(job.metrics)
+    else:
+        with recorded(planned, "evaluate"):
+            summary = call(summarize_run, job)
+        finish_run(job, tracker, summary)
+    _report(planned, tracker)
     return summary
+
+
+def _report(planned: Plan, tracker: Tracker) -> None:
+    planned = for_report(planned)
+    if up_to_date(planned, "report"):
+        logger.info("everything is up to date")
+        return
+    with recorded(planned, "report"):
+        call(report, planned.job)
+    log_report(planned.job, tracker)
+
+
+def for_report(planned: Plan) -> Plan:
+    """The plan; where its pipeline has no stage for the report (one written by hand), DVC is not asked about it."""
+    if planned.tracked and "report" not in (read_yaml(planned.project.dvc_yaml).get("stages") or {}):
+        return replace(planned, tracked=False)
+    return planned
 
 
 def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
@@ -107,7 +129,7 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
             or pipeline.restore(job.work_root, stage)
             or _is_pruned(planned, stage, iteration)
         )
-    elif stage == "evaluate":
+    elif stage in ("evaluate", "report"):
         current = False
     else:
         present = job.train_tasks.is_file() if iteration == 0 else iteration_path(job.store.replay, iteration).is_file()
@@ -234,7 +256,15 @@ def finish_run(job: Job, tracker: Tracker, summary: dict[str, Any]) -> None:
         steps = job.store.manifest(last).environment_steps
         tracker.log_policy(job.store.policy(last), f"policies-{iteration_key(last)}", evaluation, steps)
     if orchestrated():
-        publish_summary(summary_markdown(read_curve(job.plots / "evaluation.csv"), {}))
+        links = {"the report": report_path(job).as_uri()}
+        publish_summary(summary_markdown(read_curve(job.plots / "evaluation.csv"), links))
+
+
+def log_report(job: Job, tracker: Tracker) -> None:
+    """The report and its pictures as artifacts."""
+    tracker.log_artifact(report_path(job))
+    for path in picture_paths(job):
+        tracker.log_artifact(path, "plots")
 
 
 def versions() -> dict[str, str]:

@@ -25,6 +25,7 @@ from comlrl_core.team.team import Team
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.loading import eval_tasks, is_live, live, load_models, oracle, policy, settle
+from tasks.steps import clear_before
 from tasks.update import update_metrics
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -57,6 +58,9 @@ def evaluation_metrics(job: Job, iteration: int) -> dict[str, float]:
     for name, opponents in opponents_of(job, iteration).items():
         rate = win_rate(samples, opponents, job.config.evaluation.confidence)
         metrics |= _win_metrics(name, rate)
+        if name == "comparator":
+            theirs = summarize(opponents)
+            metrics |= {f"eval/comparator/{key}": theirs[key] for key in ("reward_mean", "reward_se")}
     return metrics
 
 
@@ -156,6 +160,7 @@ def _win_metrics(name: str, rate: WinRate) -> dict[str, float]:
 def summarize_run(job: Job) -> dict[str, Any]:
     """Write `metrics.json` and `plots/*.csv` over all iterations; returns what `metrics.json` holds."""
     last = job.config.num_iterations
+    clear_before(job, last + 1)
     curve = [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
     write_curve(job.plots / "evaluation.csv", curve)
     collections = [{"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)]

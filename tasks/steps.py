@@ -56,8 +56,13 @@ class Steps:
     def state(self) -> Path:
         return self.folder / "state"
 
-    def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+def clear_before(job: Job, iteration: int) -> None:
+    """Remove the steps of iterations before `iteration`, which are published and recorded by now."""
+    for folder in job.scratch.glob("iteration_*-*"):
+        number = folder.name.removeprefix("iteration_").partition("-")[0]
+        if number.isdigit() and int(number) < iteration:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def steps_of(job: Job, iteration: int) -> Steps:

@@ -13,10 +13,10 @@ from comlrl_core.algorithms.preference_learning import (
     make_engines,
     save_training_state,
 )
-from comlrl_core.files import iter_jsonl, read_jsonl
+from comlrl_core.files import iter_jsonl, read_jsonl, sha256_file
 from comlrl_core.preference.records import PairRecord, from_json
 from comlrl_core.publishing import publish_policy
-from comlrl_core.store import MANIFEST, manifest_digest, move_folder, whole_folder
+from comlrl_core.store import MANIFEST, link_folder, manifest_digest, whole_folder
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.loading import Live, keep, policy, settle, take
@@ -71,19 +71,29 @@ _unpublished: dict[tuple[Path, int], Live] = {}
 
 @task(name="publish", **OPTIONS)
 def publish(job: Job, iteration: int) -> Path:
-    """Move the finished state and policies to their places; the policies' manifest comes last and completes
-    it.
+    """Put the finished state and policies in their places; the policies come last and complete the iteration.
+
+    The steps' files stay until the iteration after has begun: whoever runs the pipeline may not have recorded this one.
     """
     steps = steps_of(job, iteration)
-    if steps.state.is_dir():
-        move_folder(steps.state, job.store.training_state(iteration))
     target = job.store.policy(iteration)
-    move_folder(steps.policy, target)
-    steps.clear()
+    if not _is_published(steps.policy, target, job.store.training_state(iteration)):
+        link_folder(steps.state, job.store.training_state(iteration))
+        link_folder(steps.policy, target)
     left = _unpublished.pop((job.work_root, iteration), None)
     if left is not None:
         keep(job, iteration, left)
     return target
+
+
+def _is_published(finished: Path, target: Path, state: Path) -> bool:
+    """Whether `target` was published from the step `finished` already."""
+    manifests = (finished / MANIFEST, target / MANIFEST)
+    return (
+        state.is_dir()
+        and all(path.is_file() for path in manifests)
+        and sha256_file(manifests[0]) == sha256_file(manifests[1])
+    )
 
 
 def read_records(path: Path) -> list[PairRecord]:

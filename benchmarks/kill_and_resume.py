@@ -1,0 +1,154 @@
+"""Kill a run at many moments, start it again, and compare the bytes with an unbroken run.
+
+    python benchmarks/kill_and_resume.py --door plain|embedded|dvc --moments 20 [--seed 0]
+
+Prints one line per kill and a summary; exit code 1 if a file differs, a finished step was repeated or a process is left.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+BIN = Path(sys.executable).parent
+COMMANDS = {
+    "plain": [str(BIN / "comlrl"), "run", "--plain"],
+    "embedded": [str(BIN / "comlrl"), "run"],
+    "dvc": [str(BIN / "dvc"), "repro"],
+}
+SMALL = {
+    "num_train: 48": "num_train: 6",
+    "num_eval: 48": "num_eval: 4",
+    "max_new_tokens: 40": "max_new_tokens: 16",
+    "preference_num_candidates: 8": "preference_num_candidates: 4",
+    "min_reward_gap: 0.1": "min_reward_gap: 0.0",
+    "logging_steps: 64": "logging_steps: 64\n  collection_batch_size: 3",
+}
+PATTERNS = ("replay/iteration_*.json", "models/**/*.safetensors", "state/**/*.safetensors", "state/**/*.jsonl")
+
+
+def environment() -> dict[str, str]:
+    """One thread, no progress bars, and this interpreter's commands first."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COMLRL_PROGRESS": "0", "PATH": path}
+
+
+def make_project(folder: Path, iterations: int = 2) -> Path:
+    """A small project without git."""
+    subprocess.run([str(BIN / "comlrl"), "init", str(folder)], check=True, capture_output=True, env=environment())
+    params = folder / "params.yaml"
+    text = params.read_text()
+    for old, new in SMALL.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    params.write_text(text)
+    command = [str(BIN / "comlrl"), "iterations", str(iterations)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env=environment())
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every result that must not depend on interruptions."""
+    files = sorted(path for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def start(folder: Path, door: str) -> "subprocess.Popen[bytes]":
+    """Start a run as a process group leader, its output in `run.log`."""
+    with (folder / "run.log").open("ab") as log:
+        return subprocess.Popen(
+            COMMANDS[door], cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def finish(folder: Path, door: str, timeout: float = 300.0) -> float:
+    """Run to the end; the seconds it took. Raises with the end of the log where it fails."""
+    begin = time.monotonic()
+    code = start(folder, door).wait(timeout)
+    if code != 0:
+        raise RuntimeError(f"exit code {code}:\n{(folder / 'run.log').read_text()[-3000:]}")
+    return time.monotonic() - begin
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes whose working directory or command line is in `folder`."""
+    found = []
+    for process in psutil.process_iter(["pid", "cwd", "cmdline"]):
+        info = process.info
+        words = " ".join(info["cmdline"] or ())
+        if process.pid != os.getpid() and (str(info["cwd"] or "").startswith(str(folder)) or str(folder) in words):
+            found.append(process)
+    return found
+
+
+def wait_until_gone(folder: Path, seconds: float = 10.0) -> list[psutil.Process]:
+    """Processes that are still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+def kill_and_resume(template: Path, expected: dict[str, str], door: str, delay: float) -> str:
+    """One trial: kill after `delay` seconds, run again to the end. Returns "" or what is wrong."""
+    folder = Path(tempfile.mkdtemp(prefix="kill-"))
+    try:
+        shutil.copytree(template, folder, dirs_exist_ok=True)
+        process = start(folder, door)
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        published = {path: path.stat().st_mtime_ns for path in folder.glob("models/*/manifest.json")}
+        finish(folder, door)
+        if door != "dvc":  # DVC itself removes and restores outputs
+            repeated = [str(p.relative_to(folder)) for p, t in published.items() if p.stat().st_mtime_ns != t]
+            if repeated and door == "plain":
+                return f"published again: {repeated}"
+        differing = [name for name, digest in digests(folder).items() if expected.get(name) != digest]
+        if differing or digests(folder).keys() != expected.keys():
+            return f"differs: {differing or expected.keys() ^ digests(folder).keys()}"
+        left = wait_until_gone(folder)
+        if left:
+            return f"left running: {[process.cmdline()[:4] for process in left]}"
+        return ""
+    finally:
+        for process in processes_of(folder):
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--door", choices=COMMANDS, default="plain")
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kill-base-") as name:
+        template = make_project(Path(name) / "template")
+        unbroken = Path(name) / "unbroken"
+        shutil.copytree(template, unbroken)
+        seconds = finish(unbroken, options.door)
+        expected = digests(unbroken)
+        print(f"unbroken run through {options.door}: {seconds:.1f} s, {len(expected)} files", flush=True)
+        rng = random.Random(options.seed)
+        failures = 0
+        for moment in range(options.moments):
+            delay = rng.uniform(0.1, seconds)
+            problem = kill_and_resume(template, expected, options.door, delay)
+            failures += bool(problem)
+            print(f"{moment:3d} killed after {delay:5.1f} s: {problem or 'same bytes'}", flush=True)
+    print(f"{options.moments - failures} of {options.moments} kills resumed to the same bytes")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
