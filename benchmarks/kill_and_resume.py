@@ -2,7 +2,7 @@
 
     python benchmarks/kill_and_resume.py --door plain|embedded|dvc --moments 20 [--seed 0]
 
-Prints one line per kill and a summary; exit code 1 if a file differs, a finished step was repeated or a process is left.
+Prints one line per kill and a summary; exit code 1 if a file differs, a step was repeated or a process is left.
 """
 
 import argparse

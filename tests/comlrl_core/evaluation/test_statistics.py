@@ -25,12 +25,15 @@ def sample(task: str, index: int, reward: float | None, finished: bool = True, s
 def test_the_task_is_the_unit_of_the_standard_error() -> None:
     """Task means 0.5 and 1: mean 0.75, deviation sqrt(2 x 0.25^2 / 1) = 0.25 sqrt 2, divided by sqrt 2: 0.25.
 
-    Four samples taken as independent would give 0.25 / sqrt(3) x ... = another number.
+    The four samples taken as independent have a deviation of 0.5, which divided by sqrt 4 happens to be 0.25 too, so
+    a third task is added below: means 0.5, 1, 0 have deviation 0.5, and 0.5 / sqrt 3.
     """
     found = summarize([sample("a", 0, 0.0), sample("a", 1, 1.0), sample("b", 0, 1.0), sample("b", 1, 1.0)])
     assert found["reward_mean"] == 0.75
     assert found["reward_se"] == pytest.approx(0.25)
     assert (found["tasks"], found["samples"], found["dropped"]) == (2, 4, 0)
+    more = [sample("a", 0, 0.0), sample("a", 1, 1.0), sample("b", 0, 1.0), sample("c", 0, 0.0)]
+    assert summarize(more)["reward_se"] == pytest.approx(0.5 / math.sqrt(3))
 
 
 def test_tasks_count_alike_whatever_their_number_of_samples() -> None:

@@ -1,12 +1,16 @@
 """Rewards by name: where they are found, what is bound, how their version changes."""
 
+import functools
+import importlib
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from comlrl_core.errors import ConfigError
 from comlrl_core.rewards.contract import Oracle
+from comlrl_core.rewards.length_ratio import length_ratio
 from comlrl_core.rewards.loading import identify_reward, load_reward, source_file
 
 SOURCE = "def score(first, second, *, bonus=0.0):\n    return [bonus + len(text) for text in second]\n"
@@ -94,3 +98,59 @@ def test_functions_given_as_objects_have_an_identity_too() -> None:
     assert identify_reward(one)[1] != identify_reward(two)[1]
     assert identify_reward(one) == identify_reward(one)
     assert identify_reward(max)[1] == "unversioned"
+
+
+def test_one_function_has_one_name_and_version_through_every_door(project: Path) -> None:
+    """An iteration file names its oracle: it must not matter whether a name or the function was given."""
+    loaded = load_reward("builtin:length_ratio")
+    by_module = load_reward("comlrl_core.rewards.length_ratio:length_ratio")
+    assert identify_reward(length_ratio) == (loaded.name, loaded.version) == (by_module.name, by_module.version)
+    assert loaded.name == "length_ratio"
+
+    (project / "comlrl_test_doors.py").write_text(SOURCE)
+    in_file = load_reward("comlrl_test_doors.py:score", root=project)
+    as_module = load_reward("comlrl_test_doors:score", root=project)
+    function = importlib.import_module("comlrl_test_doors").score
+    assert in_file.name == "comlrl_test_doors.py:score"
+    for door in (as_module[1:], identify_reward(function), identify_reward(in_file.func)):
+        assert door == (in_file.name, in_file.version)
+
+
+def test_bound_arguments_belong_to_the_version() -> None:
+    loaded = load_reward("builtin:length_ratio", {"low": 1.5})
+    assert identify_reward(functools.partial(length_ratio, low=1.5)) == (loaded.name, loaded.version)
+    assert identify_reward(loaded.func) == (loaded.name, loaded.version)
+    assert identify_reward(functools.partial(length_ratio, low=1.0))[1] != loaded.version
+    assert identify_reward(length_ratio)[1] != loaded.version
+    assert identify_reward(functools.partial(length_ratio, low=object()))[1] == "unversioned"
+
+
+def test_a_helper_in_the_same_file_belongs_to_the_version(project: Path) -> None:
+    helper = "def weight():\n    return {}\n\ndef score(a, b):\n    return [weight()] * len(a)\n"
+    versions = []
+    for value in (1, 2):
+        (project / "comlrl_test_helped.py").write_text(helper.format(value))
+        versions.append(identify_reward(load_reward("comlrl_test_helped.py:score", root=project).func)[1])
+    assert versions[0] != versions[1]
+
+
+def test_what_no_module_holds_is_known_by_its_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that runs holds the settings of the run too: more epochs there are no other reward."""
+
+    class Judge:
+        def __call__(self, a, b):
+            return [0.0] * len(a)
+
+    assert identify_reward(Judge())[0].endswith("Judge")
+    assert identify_reward(Judge()) == identify_reward(Judge())
+    assert identify_reward(lambda a, b: [0.0])[0].endswith("<lambda>")
+
+    def score(a, b):
+        return [0.0] * len(a)
+
+    monkeypatch.setattr(score, "__module__", "__main__")
+    monkeypatch.setattr(score, "__qualname__", "score")
+    monkeypatch.setattr(sys.modules["__main__"], "score", score, raising=False)
+    before = identify_reward(score)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+    assert identify_reward(score) == before and before[0] == "__main__:score"
