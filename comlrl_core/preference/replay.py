@@ -2,7 +2,7 @@
 
 Draws are first allotted to files, each on its own by weight (a multinomial, no quota). Inside a file they
 come from a shuffled copy, without repetition until it is used up, then from a newly shuffled one. In the end
-all are shuffled together. One file is in memory at a time, beside the pairs drawn so far.
+all are shuffled together. Of a file, only the pairs that are drawn are read (`offsets.py`).
 """
 
 import math
@@ -16,6 +16,7 @@ import numpy as np
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.notices import say_once
 from comlrl_core.preference.files import iteration_path, read_iteration
+from comlrl_core.preference.offsets import open_pairs
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.randomness import generator
 
@@ -111,7 +112,8 @@ def sample_replay(
     files = sorted({*eligible, iteration})
     if files[-1] > iteration:
         raise DataError(f"replay: iteration {files[-1]} is later than {iteration} and cannot be drawn from")
-    sizes = {number: len(read_iteration(iteration_path(folder, number))) for number in files}
+    pairs = {number: open_pairs(iteration_path(folder, number)) for number in files}
+    sizes = {number: len(of_file) for number, of_file in pairs.items()}
     weights = replay_weights(sizes, settings)
     if not weights:
         return ReplaySample([], dict.fromkeys(files, 0))
@@ -120,8 +122,7 @@ def sample_replay(
     drawn: list[PairRecord] = []
     for number, count in allotted.items():
         if count:
-            records = read_iteration(iteration_path(folder, number))
-            drawn += [records[i] for i in _inside(len(records), count, generator(*stream, "file", number))]
+            drawn += pairs[number].take(_inside(sizes[number], count, generator(*stream, "file", number)))
     order = generator(*stream, "shuffle").permutation(len(drawn))
     return ReplaySample([drawn[position] for position in order], dict.fromkeys(files, 0) | allotted)
 
@@ -140,8 +141,8 @@ def _inside(size: int, count: int, random: np.random.Generator) -> list[int]:
     """`count` positions in a file of `size` pairs: one shuffled copy after the other."""
     positions: list[int] = []
     while len(positions) < count:
-        positions += random.permutation(size).tolist()
-    return positions[:count]
+        positions += random.permutation(size)[: count - len(positions)].tolist()
+    return positions
 
 
 def _at_least_one(name: str, value: int | None) -> None:
