@@ -11,7 +11,7 @@ from comlrl_core.preference.candidates import write_candidates
 from comlrl_core.preference.collection import collect as collect_answers
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import comparator, live, settle, train_tasks
+from tasks.loading import comparator, live, release_comparator, settle, train_tasks
 from tasks.steps import steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -37,11 +37,10 @@ def collect(job: Job, iteration: int, chunk: int) -> Path:
     training = job.config.training
     tasks = train_tasks(job)
     size = training.collection_batch_size or len(tasks)
-    other = comparator(job, iteration)
     try:
         candidates = collect_answers(
             live(job, iteration - 1).team,
-            other,
+            comparator(job, iteration),
             tasks[chunk * size : (chunk + 1) * size],
             num_candidates=training.preference_num_candidates,
             comparator_num_candidates=(
@@ -52,7 +51,7 @@ def collect(job: Job, iteration: int, chunk: int) -> Path:
             iteration=iteration,
             tokens_per_batch=training.tokens_per_batch,
         )
-    finally:
-        if other is not None:
-            other.release()
+    except BaseException:
+        release_comparator()
+        raise
     return write_candidates(target, candidates)

@@ -18,6 +18,7 @@ from comlrl_core.comparators import Comparator, open_comparator
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.environments.tasks import read_tasks
+from comlrl_core.errors import ConfigError
 from comlrl_core.rewards.contract import Oracle
 from comlrl_core.rewards.loading import load_reward
 from comlrl_core.store import manifest_digest
@@ -54,7 +55,7 @@ def oracle(job: Job) -> Oracle:
     processor = (
         load_reward(reward.processor, None, job.source_root, "reward.processor").func if reward.processor else None
     )
-    return Oracle(
+    made = Oracle(
         loaded.func,
         job.config.training.num_agents,
         processor=processor,
@@ -62,6 +63,9 @@ def oracle(job: Job) -> Oracle:
         name=loaded.name,
         version=loaded.version,
     )
+    if getattr(job.config.training, "log_reward_distribution", False) and made.reward_range is None:
+        raise ConfigError(f"training.log_reward_distribution needs {made.name}.reward_range, a pair (lowest, highest)")
+    return made
 
 
 def formatters(job: Job) -> list[Formatter]:
@@ -158,25 +162,41 @@ def keep(job: Job, iteration: int, left: Live) -> None:
 
 
 def forget() -> None:
-    """Let go of the kept team and its memory."""
+    """Let go of the kept teams and their memory."""
+    release_comparator()
     _kept.clear()
     gc.collect()
 
 
 def comparator(job: Job, iteration: int) -> Comparator | None:
-    """The other side of `iteration`; None for the offline algorithm, which compares the team's own
-    candidates.
+    """The other side of `iteration`, opened once for all chunks of its collection; `release_comparator` lets go of it.
+
+    None for the offline algorithm, which compares the team's own candidates.
     """
     training = job.config.training
     if not isinstance(training, ComparatorFields):
         return None
-    return open_comparator(
-        training,
-        live(job, iteration - 1).team,
-        iteration,
-        lambda index: policy(job, index, training.comparator_devices),
-        lambda sources: load_models(job, sources, training.comparator_devices),
-    )
+    key = (job.work_root, manifest_digest(job.store, iteration - 1))
+    if key not in _comparators:
+        release_comparator()
+        _comparators[key] = open_comparator(
+            training,
+            live(job, iteration - 1).team,
+            iteration,
+            lambda index: policy(job, index, training.comparator_devices),
+            lambda sources: load_models(job, sources, training.comparator_devices),
+        )
+    return _comparators[key]
+
+
+_comparators: dict[tuple[Path, str], Comparator] = {}
+
+
+def release_comparator() -> None:
+    """Let go of the other side and of its memory; the next collection opens its own."""
+    for opened in _comparators.values():
+        opened.release()
+    _comparators.clear()
 
 
 def train_tasks(job: Job) -> list[dict[str, Any]]:

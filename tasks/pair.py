@@ -18,7 +18,7 @@ from comlrl_core.store import IterationEntry
 from tasks.calling import OPTIONS
 from tasks.collect import num_chunks
 from tasks.job import Job
-from tasks.loading import oracle
+from tasks.loading import oracle, release_comparator
 from tasks.steps import Steps, steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -27,6 +27,7 @@ logger = logging.getLogger("comlrl_core.stages")
 @task(name="pair", **OPTIONS)
 def pair(job: Job, iteration: int) -> dict[str, Any]:
     """Write `replay/iteration_NNNN.json` and its meta file; returns the counts of pairing."""
+    release_comparator()
     steps = steps_of(job, iteration)
     if not steps.entry.is_file():
         candidates = [c for chunk in range(num_chunks(job)) for c in read_candidates(steps.scored(chunk))]

@@ -1,6 +1,8 @@
 """Where iterations live, and the manifest that ties them together."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from comlrl_core.store import (
     check_unoccupied,
     initial_manifest,
     latest,
+    link_folder,
     manifest_digest,
     move_folder,
     verify_history,
@@ -127,6 +130,25 @@ def test_a_folder_moves_into_the_place_of_another(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "target" / "file").read_text() == "source"
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["target"]
+
+
+def test_a_linked_folder_outlives_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a file system without hard links."""
+
+    def refuses(*_: object) -> None:
+        raise OSError("no links here")
+
+    for name in ("linked", "copied"):
+        source, target = tmp_path / f"{name}.source", tmp_path / name
+        (source / "agent_0").mkdir(parents=True)
+        (source / "agent_0" / "weights").write_text("1")
+        target.mkdir()
+        (target / "outdated").touch()
+        link_folder(source, target)
+        shutil.rmtree(source)
+        assert [path.relative_to(target).as_posix() for path in target.rglob("*")] == ["agent_0", "agent_0/weights"]
+        assert (target / "agent_0" / "weights").read_text() == "1"
+        monkeypatch.setattr(os, "link", refuses)
 
 
 def test_two_runs_in_one_folder_overwrite_each_others_iteration_files(tmp_path: Path) -> None:
