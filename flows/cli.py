@@ -28,6 +28,7 @@ Set = Annotated[
     typer.Option("--set", help="Change a setting for this run: section.key=value (YAML). May be repeated."),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Run the same stages without a Prefect API.")]
+INTERRUPTED = 130  # exit code: 128 and SIGINT
 
 
 def main() -> None:
@@ -36,7 +37,10 @@ def main() -> None:
     for name in ("comlrl_core", "flows", "tasks"):
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # how typer hands on Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
     except ComlrlError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -44,7 +48,7 @@ def main() -> None:
         sys.exit(done.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted; finished steps are kept, the same command goes on", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         from flows.failures import repairable
 
@@ -100,7 +104,7 @@ def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> N
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(help="prepare, iterate or evaluate.")],
+    name: Annotated[str, typer.Argument(help="prepare, iterate, evaluate or report.")],
     iteration: Annotated[str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")] = None,
 ) -> None:
     """Run one stage of the pipeline; this is what the commands in dvc.yaml call."""
@@ -161,6 +165,19 @@ def evaluate(
 
     for name, value in evaluate_policies(project, config, iteration).items():
         print(f"{name:40} {value:.6g}")
+
+
+@app.command("report")
+def report_command(params: Params = None, overrides: Set = None) -> None:
+    """Write report.html (and plots/*.svg) from what the run has left so far, and print its path; trains nothing.
+
+    One page to open in a browser: rewards and win rates, what was learned from, sample pairs, time, settings.
+    """
+    project, config = load(params, overrides)
+    env_defaults(project.state_root)
+    from flows.stages import write_report
+
+    print(write_report(project, config))
 
 
 @app.command()

@@ -52,27 +52,31 @@ def timed(job: Job, stage: str, iteration: int | None) -> Iterator[None]:
 
 
 def read_timings(job: Job) -> list[Timing]:
-    """Finished stages of this job, oldest first; those of other settings or other code in the same folder are left out.
+    """Finished stages, oldest first; of an iteration that was made anew with other settings or code, the newer ones.
 
     A stage that ran several times (chunks, an interrupted iteration, a forced repetition) stands there as often.
     """
-    path, work = timings_path(job), _work(job)
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = timings_path(job).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = (_timing(line, work) for line in lines)
-    return [timing for timing in found if timing is not None]
+    found = [entry for entry in map(_entry, lines) if entry is not None]
+    newest = {_place(timing): work for timing, work in found}
+    return [timing for timing, work in found if work == newest[_place(timing)]]
 
 
-def _timing(line: str, work: str) -> Timing | None:
-    """The entry of a line; None for one that a killed process left half written, and for other work."""
+def _place(timing: Timing) -> int | str:
+    """What is made anew as a whole: an iteration, or a stage of the whole run."""
+    return timing.stage if timing.iteration is None else timing.iteration
+
+
+def _entry(line: str) -> tuple[Timing, str] | None:
+    """A line's timing and the work that it belongs to; None for a line that a killed process left half written."""
     try:
         entry: Any = json.loads(line)
-        if entry["work"] != work:
-            return None
         iteration = entry["iteration"]
-        return Timing(None if iteration is None else int(iteration), str(entry["stage"]), float(entry["seconds"]))
+        timing = Timing(None if iteration is None else int(iteration), str(entry["stage"]), float(entry["seconds"]))
+        return timing, str(entry["work"])
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.job import Job
-from tasks.steps import inputs_digest, steps_of, training_identity
+from tasks.steps import clear_before, inputs_digest, steps_of, training_identity
 
 MakeJob = Callable[..., Job]
 REWARD = "def score(first, second):\n    return [0.5 for _ in first]\n"
@@ -114,10 +114,14 @@ def test_edited_task_files_and_models_make_another_initial_state(tmp_path: Path,
     assert len(set(digests)) == 3
 
 
-def test_clearing_removes_the_folder_and_may_be_repeated(prepared: MakeJob) -> None:
-    steps = steps_of(prepared(), 1)
-    steps.folder.mkdir(parents=True)
-    steps.drawn.write_text("")
-    steps.clear()
-    steps.clear()
-    assert not steps.folder.exists()
+def test_steps_of_earlier_iterations_are_cleared(prepared: MakeJob) -> None:
+    """The newest published one may not be recorded yet; those before it are."""
+    job = prepared()
+    names = ("iteration_0001-a", "iteration_0001-b", "iteration_0002-a", "iteration_0010-a", "evaluations")
+    for name in names:
+        (job.scratch / name).mkdir(parents=True)
+    clear_before(job, 2)
+    assert sorted(path.name for path in job.scratch.iterdir()) == sorted(names[2:])
+    clear_before(job, 11)
+    clear_before(job, 11)
+    assert [path.name for path in job.scratch.iterdir()] == ["evaluations"]

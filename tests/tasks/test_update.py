@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,6 @@ def test_a_kill_between_steps_repeats_none_of_them_and_changes_no_byte(
     for step in STEPS:
         step(job)
     assert outputs(job.work_root, 1) == outputs(unbroken_tree, 1)
-    assert not steps_of(job, 1).folder.exists()
 
 
 def test_a_kill_inside_a_step_repeats_that_step(
@@ -90,15 +90,15 @@ def test_a_kill_while_publishing_is_made_good(
         step(job)
     done = 0
 
-    def move(source: Path, target: Path) -> None:
+    def link(source: Path, target: Path) -> None:
         nonlocal done
         if done == moves:
             raise KeyboardInterrupt
         done += 1
-        store.move_folder(source, target)
+        store.link_folder(source, target)
 
     with monkeypatch.context() as broken:
-        broken.setattr(update, "move_folder", move)
+        broken.setattr(update, "link_folder", link)
         with pytest.raises(KeyboardInterrupt):
             STEPS[5](job)
     assert not job.store.has(1)
@@ -106,6 +106,31 @@ def test_a_kill_while_publishing_is_made_good(
     update._unpublished.clear()
     for step in STEPS:
         step(job)
+    assert outputs(job.work_root, 1) == outputs(unbroken_tree, 1)
+
+
+def test_a_published_iteration_comes_back_from_its_steps(prepared: MakeJob, unbroken_tree: Path) -> None:
+    """Killed after publishing and before DVC recorded it: DVC removes the outputs, and nothing is computed again."""
+    job = prepared()
+    for step in STEPS:
+        step(job)
+    for folder in (job.store.policy(1), job.store.training_state(1), job.store.replay):
+        shutil.rmtree(folder)
+    forget()
+    with pytest.MonkeyPatch.context() as broken:
+        for module, name in REPEATABLE:
+            broken.setattr(module, name, lambda *_, name=name, **__: pytest.fail(f"{name} was repeated"))
+        for step in STEPS:
+            step(job)
+    assert outputs(job.work_root, 1) == outputs(unbroken_tree, 1)
+
+
+def test_what_is_published_does_not_change_with_its_steps(prepared: MakeJob, unbroken_tree: Path) -> None:
+    """Both may be the same file on disk; DVC replaces its own by links into its cache, never writing into them."""
+    job = prepared()
+    for step in STEPS:
+        step(job)
+    shutil.rmtree(job.scratch)
     assert outputs(job.work_root, 1) == outputs(unbroken_tree, 1)
 
 
