@@ -33,9 +33,7 @@ INTERRUPTED = 130  # exit code: 128 and SIGINT
 
 def main() -> None:
     """Run the command line; an error that the user can repair is one message and exit code 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for name in ("comlrl_core", "flows", "tasks"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    _log_to_terminal()
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # how typer hands on Ctrl-C
@@ -61,6 +59,17 @@ def main() -> None:
             sys.exit(2)
         traceback.print_exc()
         sys.exit(1)
+
+
+def _log_to_terminal() -> None:
+    """Our own lines go to the terminal once, whatever Prefect or DVC do with the root logger."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("comlrl_core", "flows", "tasks"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.handlers = [handler]
+        logger.propagate = False
 
 
 @app.command()

@@ -38,6 +38,8 @@ def plan(project: Project, config: RunConfig) -> Plan:
     mine = read_params(project.params).run_config() if project.params.is_file() else None
     own = mine is not None and _results(mine) == _results(config) and config.num_iterations <= mine.num_iterations
     if own and mine is not None:
+        if config.num_iterations < mine.num_iterations:
+            logger.info("params.yaml has %d iterations: the run goes to its end", mine.num_iterations)
         config = mine.model_copy(update={"tracking": config.tracking})
     work_root = project.work_root if own else project.work_root / RUNS / run_key(config)
     job = Job(source_root=project.work_root, work_root=work_root, config=config, code=package_digest())

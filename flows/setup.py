@@ -21,7 +21,7 @@ logger = logging.getLogger("comlrl_core.stages")
 
 TEMPLATES = {
     "params.yaml": "params.yaml",
-    "dvc.yaml": "dvc.yaml",
+    "pipeline.yaml": "dvc.yaml",  # under its own name DVC would take the template for a pipeline of this repository
     "my_rewards.py": "my_rewards.py",
     "gitignore": ".gitignore",
     "dvcignore": ".dvcignore",

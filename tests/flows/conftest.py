@@ -1,5 +1,6 @@
 """A project without DVC, with settings as small as they can be, for tests in this process."""
 
+import logging
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import flows
 from comlrl_core.config.files import apply_overrides, read_yaml, resolve
 from comlrl_core.config.run import RunConfig
 from flows.project import Project
+from flows.setup import TEMPLATES
 from tasks.loading import forget
 
 SMALL = {
@@ -34,6 +36,8 @@ OURS = ("COMLRL", "DVC", "MLFLOW", "PREFECT")
 def own_environment() -> Iterator[None]:
     """Nothing that a developer's shell says about other projects; and what a test sets goes with it."""
     before, threads = dict(os.environ), torch.get_num_threads()
+    loggers = [logging.getLogger(name) for name in ("comlrl_core", "flows", "tasks")]
+    logging_before = [(logger.level, list(logger.handlers), logger.propagate) for logger in loggers]
     for name in [name for name in os.environ if name.startswith(OURS)]:
         del os.environ[name]
     os.environ["COMLRL_PROGRESS"] = "0"
@@ -41,6 +45,9 @@ def own_environment() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before)
     torch.set_num_threads(threads)
+    for logger, (level, handlers, propagate) in zip(loggers, logging_before, strict=True):
+        logger.setLevel(level)
+        logger.handlers, logger.propagate = handlers, propagate
     forget()
 
 
@@ -50,8 +57,9 @@ def small_project(tmp_path: Path, own_environment: None) -> Project:
     root = tmp_path / "project"
     root.mkdir()
     templates = Path(flows.__file__).parent / "templates"
-    for name in ("params.yaml", "dvc.yaml", "my_rewards.py"):
-        shutil.copy(templates / name, root / name)
+    for template, name in TEMPLATES.items():
+        if not name.startswith("."):
+            shutil.copy(templates / template, root / name)
     params = root / "params.yaml"
     text = params.read_text()
     for name, value in SMALL.items():

@@ -55,7 +55,7 @@ def test_the_templates_are_valid_and_are_what_this_repository_uses() -> None:
     assert set(setup.TEMPLATES) == {path.name for path in templates.iterdir() if path.is_file()}
     root = Path(setup.__file__).parents[1]
     assert read_params(root / "params.yaml").run_config() == config
-    assert (root / "dvc.yaml").read_text() == (templates / "dvc.yaml").read_text()
+    assert (root / "dvc.yaml").read_text() == (templates / "pipeline.yaml").read_text()
 
 
 def test_the_lock_file_and_dependencies_follow_the_settings(small_project: Project) -> None:

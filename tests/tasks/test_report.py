@@ -327,7 +327,7 @@ def test_the_pipeline_names_the_files_that_a_report_writes() -> None:
 
     root = Path(__file__).parents[2]
     text = (root / "dvc.yaml").read_text()
-    assert text == (root / "flows/templates/dvc.yaml").read_text()
+    assert text == (root / "flows/templates/pipeline.yaml").read_text()
     stage = YAML(typ="safe").load(text)["stages"]["report"]
     expected = {"report.html"} | {f"plots/{name}.svg" for name in CHARTS if name != "seconds"}
     assert {name for out in stage["outs"] for name in out} == expected
