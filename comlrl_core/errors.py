@@ -21,5 +21,9 @@ class RewardError(ComlrlError, RuntimeError):
     """A reward function raised, or returned something that is not one number per joint response."""
 
 
+class TransitionError(ComlrlError, RuntimeError):
+    """A transition between turns raised, or returned something that is not one prompt per agent."""
+
+
 class TrainingError(ComlrlError, RuntimeError):
     """An update could not be computed (a non-finite loss, for instance)."""

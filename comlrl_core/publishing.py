@@ -1,5 +1,7 @@
 """Publishing an iteration's policies: complete with its manifest, by one rename."""
 
+import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +10,16 @@ from comlrl_core.team.checkpoint import save_team
 from comlrl_core.team.team import Team
 
 
-def publish_policy(target: Path, team: Team, manifest: Manifest) -> Manifest:
-    """Write the agents' folders and the manifest to `target`; returns the manifest with the weights' fingerprint."""
+def publish_policy(target: Path, team: Team, manifest: Manifest, beside: Mapping[str, Path] | None = None) -> Manifest:
+    """Write the agents' folders and the manifest to `target`; returns the manifest with the fingerprint of the weights.
+
+    `beside`: folders (a reward model) that are part of it, by name; those that are not there are left out.
+    """
     with whole_folder(target) as staging:
         save_team(team, staging)
+        for name, folder in (beside or {}).items():
+            if folder.is_dir():
+                shutil.copytree(folder, staging / name)
         complete = replace(manifest, policy=team.fingerprint())
         complete.write(staging / MANIFEST)
     return complete

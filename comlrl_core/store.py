@@ -17,6 +17,7 @@ from typing import Any
 
 from comlrl_core.errors import DataError
 from comlrl_core.files import read_json, sha256_file, sync_folder, write_json
+from comlrl_core.preference import fields
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
@@ -60,6 +61,16 @@ class IterationEntry:
     num_pairs: int
     digest: str
 
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> "IterationEntry":
+        """The entry that `asdict` gave; a `DataError` names `where` and the field at fault."""
+        fields.exact_keys(value, ("iteration", "num_pairs", "digest"), (), where)
+        return cls(
+            fields.integer(value, "iteration", where, minimum=1),
+            fields.integer(value, "num_pairs", where, minimum=0),
+            fields.string(value, "digest", where),
+        )
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -89,7 +100,7 @@ class Manifest:
     def read(cls, path: Path) -> "Manifest":
         """Read a manifest; a `DataError` names the file and the field at fault."""
         values = read_json(path)
-        fields: dict[str, Any] = {
+        kinds: dict[str, type] = {
             "iteration": int,
             "inputs": str,
             "environment_steps": int,
@@ -98,11 +109,16 @@ class Manifest:
         }
         if not isinstance(values, dict):
             raise DataError(f"{path}: a mapping is expected")
-        for name, kind in fields.items():
-            if not isinstance(values.get(name), kind):
+        for name, kind in kinds.items():
+            if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool):
                 raise DataError(f"{path}: {name} must be {kind.__name__}, not {values.get(name)!r}")
+        if not isinstance(values.get("previous"), str | None):
+            raise DataError(f"{path}: previous must be str or null, not {values['previous']!r}")
+        history = tuple(
+            IterationEntry.from_json(entry, f"{path}: history[{number}]")
+            for number, entry in enumerate(values.pop("history"))
+        )
         try:
-            history = tuple(IterationEntry(**entry) for entry in values.pop("history"))
             return cls(history=history, **values)
         except TypeError as error:
             raise DataError(f"{path}: not a manifest of this version: {error}") from None
@@ -111,14 +127,14 @@ class Manifest:
         """Iterations whose files may be drawn from, oldest first."""
         return [entry.iteration for entry in self.history]
 
-    def next(self, *, inputs: str, previous: str, entry: IterationEntry, environment_steps: int) -> "Manifest":
+    def next(self, *, inputs: str, previous: str, entry: IterationEntry | None, environment_steps: int) -> "Manifest":
         """The manifest of the iteration after this one (its `policy` is filled in when it is published)."""
         return replace(
             self,
             iteration=self.iteration + 1,
             inputs=inputs,
             previous=previous,
-            history=(*self.history, entry),
+            history=self.history if entry is None else (*self.history, entry),
             environment_steps=environment_steps,
             policy="",
         )
@@ -127,6 +143,16 @@ class Manifest:
 def initial_manifest(inputs: str) -> Manifest:
     """The manifest of the initial team."""
     return Manifest(iteration=0, inputs=inputs, environment_steps=0, history=(), previous=None, policy="")
+
+
+def read_progress(folder: Path) -> int:
+    """The environment steps that a training state counts. Raises `DataError` naming file and field."""
+    path = folder / PROGRESS
+    values = read_json(path)
+    steps = values.get("environment_steps") if isinstance(values, dict) else None
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise DataError(f"{path}: environment_steps must be a whole number, not {steps!r}")
+    return steps
 
 
 def manifest_digest(store: Store, iteration: int) -> str:

@@ -90,8 +90,9 @@ def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> N
     the run works in runs/<key>. A run that was interrupted goes on where it stopped.
     """
     project, config = load(params, overrides)
-    check_reward(project, config)
+    check_before(project, config, params)
     env_defaults(project.state_root)
+    refuse_second_writer(project, config)
     if plain:
         from flows.console import report
         from flows.jobs import plan
@@ -104,19 +105,24 @@ def run(params: Params = None, overrides: Set = None, plain: Plain = False) -> N
     with embedded(project.state_root) as api:
         from flows.console import report
         from flows.jobs import plan
-        from flows.training import preference_training
+        from flows.training import form_of, training_flow
 
         api.wait()
-        summary = preference_training(config, project.work_root)
+        summary = training_flow(config)(form_of(config), project.work_root)
     report(plan(project, config), summary)
 
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(help="prepare, iterate, evaluate or report.")],
-    iteration: Annotated[str | None, typer.Option(help="Number of the iteration (`iterate`), such as 0001.")] = None,
+    name: Annotated[str, typer.Argument(help="prepare, iterate, train, evaluate or report.")],
+    iteration: Annotated[
+        str | None, typer.Option(help="Number of the iteration (`iterate`, `train`), such as 0001.")
+    ] = None,
 ) -> None:
     """Run one stage of the pipeline; this is what the commands in dvc.yaml call."""
+    from flows.parents import end_with_dvc
+
+    end_with_dvc()  # before the slow imports: `dvc` may be killed during those too
     project, config = load(None, None)
     env_defaults(project.state_root)
     from flows.stages import run_stage
@@ -243,15 +249,19 @@ def load(params: Path | None, overrides: list[str] | None) -> tuple[Project, Any
     return project, resolve(values, path)
 
 
-def check_reward(project: Project, config: Any) -> None:
-    """Refuse a reward function that cannot be loaded or called before a server starts or anything is written."""
-    from comlrl_core.rewards.contract import Oracle
-    from comlrl_core.rewards.loading import load_reward
+def refuse_second_writer(project: Project, config: Any) -> None:
+    """Say who is writing already before a server starts; the lock of the run itself decides."""
+    from flows.jobs import plan
 
-    loaded = load_reward(config.reward.function, config.reward.kwargs, project.work_root, "reward.function")
-    if config.reward.processor:
-        load_reward(config.reward.processor, None, project.work_root, "reward.processor")
-    Oracle(loaded.func, config.training.num_agents, name=loaded.name)
+    plan(project, config).place.refuse_if_busy()
+
+
+def check_before(project: Project, config: Any, params: Path | None) -> None:
+    """Refuse what would end the run later before a server starts or anything is written."""
+    from flows.jobs import plan
+    from flows.preflight import check
+
+    check(plan(project, config).job, params.resolve() if params else project.params)
 
 
 if __name__ == "__main__":

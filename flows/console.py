@@ -28,7 +28,7 @@ def report(planned: Plan, summary: dict[str, Any]) -> None:
     else:
         steps = [(f"{comlrl} run --set num_iterations={more} ...", "the same settings, two more iterations")]
     steps += [
-        (f"{comlrl} run --set training.dpo_beta=0.1", "another setting, in a folder of its own"),
+        (f"{comlrl} run --set training.agent_learning_rate=1e-3", "another setting, in a folder of its own"),
         (f"{comlrl} serve", "start runs in the Prefect UI, compare them in the MLflow UI"),
     ]
     width = max(len(step) for step, _ in steps)

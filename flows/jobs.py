@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from comlrl_core.config.files import dump_yaml, read_params
-from comlrl_core.config.run import RunConfig, chain, iteration_key
+from comlrl_core.config.run import RunConfig, chains
 from comlrl_core.errors import ConfigError
 from comlrl_core.files import atomic_write_text
 from comlrl_core.rewards.loading import source_file
 from flows import pipeline
 from flows.package_lock import check_lock, package_digest, write_lock
 from flows.project import Project
-from tasks.job import Job, run_key
+from tasks.job import BUILTIN_TRANSITIONS, Job, run_key
 
 logger = logging.getLogger("comlrl_core.stages")
 
@@ -98,10 +98,13 @@ def user_files(job: Job) -> dict[str, list[Path]]:
         getattr(training, "comparator_model_name", None),
         *(getattr(training, "comparator_agents", None) or []),
     ]
+    spec = config.tasks.transition
+    between = [source_file(spec, root)] if spec and spec not in BUILTIN_TRANSITIONS else []
+    learning = "train" if config.learns_from_rewards() else "iterate"
     return {
         "prepare": _existing([*formatter, *models, *tasks]),
-        "iterate": _existing([*formatter, *reward, *(root / name for name in compared if name)]),
-        "evaluate": _existing([*formatter, *reward]),
+        learning: _existing([*formatter, *reward, *between, *(root / name for name in compared if name)]),
+        "evaluate": _existing([*formatter, *reward, *between]),
     }
 
 
@@ -111,9 +114,7 @@ def _existing(paths: list[Path | None]) -> list[Path]:
 
 def params_text(config: RunConfig) -> str:
     """Settings as a parameter file that DVC and `comlrl` can read."""
-    count = config.num_iterations
-    values = {**config.values(), "last_iteration": iteration_key(count), "iterations": chain(count)}
-    return dump_yaml(values)
+    return dump_yaml({**config.values(), **chains(config)})
 
 
 def _results(config: RunConfig) -> dict[str, Any]:

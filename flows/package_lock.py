@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 
 import comlrl_core
+from comlrl_core.errors import DataError
+from comlrl_core.files import read_json
 
 LOCK_NAME = "comlrl.lock"
 
@@ -49,12 +51,24 @@ def write_lock(work_root: Path) -> bool:
     """Bring `comlrl.lock` of the project up to date; True if it changed. An unchanged file is not touched."""
     path = Path(work_root) / LOCK_NAME
     content = lock_content()
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
+    if path.is_file() and path.read_bytes() == content.encode():
         return False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(content, encoding="utf-8")
     temporary.replace(path)
     return True
+
+
+def check_readable(work_root: Path) -> None:
+    """Refuse a `comlrl.lock` that is none of ours: it would be replaced. Raises `DataError`; an old one is fine."""
+    path = Path(work_root) / LOCK_NAME
+    if not path.exists():
+        return
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("digest"), str):
+        raise DataError(
+            f"{path}: not a lock file of comlrl (field 'digest' is missing); remove it, a run writes its own"
+        )
 
 
 def check_lock(work_root: Path) -> str | None:
@@ -65,7 +79,7 @@ def check_lock(work_root: Path) -> str | None:
         recorded = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         return f"{path} does not exist"
-    except ValueError:
+    except ValueError:  # not JSON, or not even UTF-8
         return f"{path} is not valid JSON"
     if not isinstance(recorded, dict) or recorded.get("digest") != installed["digest"]:
         version = recorded.get("version") if isinstance(recorded, dict) else None

@@ -121,6 +121,8 @@ def restore(work_root: Path, stage: str) -> bool:
         if any(not dep.exists for dep in loaded.deps):
             return False
         if not loaded.changed_stage() and not loaded.changed_deps():
+            if any(out.use_cache and out.changed_cache() for out in loaded.outs):  # pruned, or never fetched
+                return False
             loaded.checkout(force=True)  # never asks: everything that it replaces is in the cache
         elif not _restore_former_run(loaded):
             return False

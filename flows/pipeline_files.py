@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from comlrl_core.algorithms.reinforce_config import REINFORCE_CONFIGS
 from comlrl_core.errors import ConfigError
 from flows import yaml_edit as ye
 
@@ -28,8 +29,9 @@ def set_iterations(params_path: Path, n: int) -> bool:
     """Make `params.yaml` ask for `n` iterations (1 to 9999); True if the file changed.
 
     Sets `num_iterations` (in whatever section it stands), `last_iteration: '0006'` and the mapping
-    `iterations` (`'0001': {previous: '0000'}` ...), which DVC needs spelt out. Entries that are right stay as
-    they are written. Raises `ConfigError`.
+    `iterations` (`'0001': {previous: '0000'}` ...), which DVC needs spelt out; for algorithms that learn from
+    rewards the mapping is `epochs`, and `iterations` is emptied. Entries that are right stay as they are
+    written. Raises `ConfigError`.
     """
     path = Path(params_path)
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_ITERATIONS:
@@ -37,7 +39,12 @@ def set_iterations(params_path: Path, n: int) -> bool:
     original = ye.read(path)
     text = _set_scalar(path, original, "num_iterations", str(n))
     text = _set_scalar(path, text, "last_iteration", f"'{iteration_key(n)}'")
-    text = _set_mapping(path, text, n)
+    used, unused = "iterations", "epochs"
+    algorithm = ye.get(ye.parse(text, path), "algorithm")
+    if algorithm is not None and algorithm[1].value in REINFORCE_CONFIGS:
+        used, unused = unused, used
+    text = _set_mapping(path, text, used, n)
+    text = _empty_mapping(path, text, unused)
     if text == original:
         return False
     ye.write(path, text)
@@ -107,10 +114,21 @@ def _set_scalar(path: Path, text: str, key: str, written: str) -> str:
     return ye.replace_value(text, key_node, node, written)
 
 
-def _set_mapping(path: Path, text: str, n: int) -> str:
-    found = ye.get(ye.parse(text, path), "iterations")
+def _empty_mapping(path: Path, text: str, name: str) -> str:
+    """Let `name`, where it is there, hold nothing: DVC then has no stages of that kind."""
+    found = ye.get(ye.parse(text, path), name)
+    if found is None or not ye.is_block(found[1]):
+        return text
+    text = ye.cut_lines(text, found[1].value[0][0], found[1])
+    emptied = ye.get(ye.parse(text, path), name)
+    assert emptied is not None
+    return ye.replace_value(text, *emptied, "{}")
+
+
+def _set_mapping(path: Path, text: str, name: str, n: int) -> str:
+    found = ye.get(ye.parse(text, path), name)
     if found is None:
-        return ye.insert_lines(text, len(text), ["iterations:", *_iteration_lines(1, n, "  ")])
+        return ye.insert_lines(text, len(text), [f"{name}:", *_iteration_lines(1, n, "  ")])
     key, mapping = found
     if not ye.is_block(mapping):
         text = ye.replace_value(text, key, mapping, "")

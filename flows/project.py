@@ -58,6 +58,8 @@ class Project:
         for folder in (origin, *origin.parents):
             if (folder / PARAMS_NAME).is_file():
                 return cls.at(folder)
+            if (folder / PARAMS_NAME).is_dir():
+                raise ConfigError(f"{folder / PARAMS_NAME} is a folder; a file of settings is expected there")
         raise ConfigError(f"no {PARAMS_NAME} in {origin} or above it; `comlrl init` makes a project here")
 
     @classmethod
@@ -155,6 +157,15 @@ class Project:
             if descriptor is not None:
                 _release(self.lock_file, descriptor)
 
+    def refuse_if_busy(self) -> None:
+        """Raise `ProjectBusy` where another process is writing here; takes no lock and changes nothing.
+
+        For a command that is slow to start; `run_lock` decides.
+        """
+        holder = _read_holder(self.lock_file.with_suffix(".json"))
+        if _lives(holder) and not (holder.get("children") and _is_ancestor(holder)):
+            raise ProjectBusy(_busy_message(self.lock_file, holder))
+
 
 _held: set[Path] = set()
 _held_guard = threading.Lock()
@@ -221,6 +232,16 @@ def _read_holder(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return holder if isinstance(holder, dict) else {}
+
+
+def _lives(holder: dict[str, Any]) -> bool:
+    """Whether the process that left its name is still there (a killed one leaves its name behind)."""
+    try:
+        process = psutil.Process(int(holder["pid"]))
+        same = abs(process.create_time() - float(holder["created"])) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (KeyError, ValueError, TypeError, psutil.Error):
+        return False
 
 
 def _is_ancestor(holder: dict[str, Any]) -> bool:

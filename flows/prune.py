@@ -12,6 +12,7 @@ from comlrl_core.errors import ConfigError
 from comlrl_core.store import Store, latest
 from flows import pipeline
 from flows.project import Project
+from tasks.pruned import keep_small_files
 
 
 def prune(project: Project, keep_last: int) -> tuple[list[int], int]:
@@ -25,15 +26,16 @@ def prune(project: Project, keep_last: int) -> tuple[list[int], int]:
         raise ConfigError(f"--keep-last must be at least {needed} with these settings, not {keep_last}")
     store = Store.below(project.work_root)
     newest = latest(store)
+    kind = "train" if config.learns_from_rewards() else "iterate"
     with project.run_lock("prune"):
         published = [n for n in range(1, (newest or 0) + 1) if store.policy(n).is_dir()]
         pruned = [n for n in published if n <= (newest or 0) - keep_last]
         folders = [folder for n in pruned for folder in (store.policy(n), store.training_state(n))]
         freed = sum(_size(folder) for folder in folders)
         if pipeline.is_tracked(project.work_root):
-            freed += pipeline.drop_from_cache(
-                project.work_root, [f"iterate@{iteration_key(n)}" for n in pruned], _heavy
-            )
+            freed += pipeline.drop_from_cache(project.work_root, [f"{kind}@{iteration_key(n)}" for n in pruned], _heavy)
+        for number in pruned:
+            keep_small_files(project.work_root, number)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
     return pruned, freed

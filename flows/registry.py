@@ -47,19 +47,26 @@ def registered(project: Project) -> Iterator[None]:
 
 
 def repair(project: Project) -> int:
-    """Set the flow runs of processes that are gone to Crashed; needs a Prefect API. Returns how many there were."""
+    """Set the flow runs of processes that are gone to Crashed; needs a Prefect API. Returns how many there were.
+
+    A run that an API does not know or calls finished is let be. No failure of the API stops the caller.
+    """
     with _entries(project) as entries:
         dead = [entry for entry in entries if not _lives(entry)]
-        for entry in dead:
-            entries.remove(entry)
     lost = [(run, entry) for entry in dead for run in reversed(entry["flow_runs"])]
-    if not lost:
-        return 0
-    from prefect.client.orchestration import get_client
+    if lost:
+        from prefect.client.orchestration import get_client
 
-    with get_client(sync_client=True) as client:
-        for run, entry in lost:
-            _crash(client, run, f"process {entry['pid']} ended without a word; finished steps are kept")
+        try:
+            with get_client(sync_client=True) as client:
+                for run, entry in lost:
+                    _crash(client, run, f"process {entry['pid']} ended without a word; finished steps are kept")
+        except Exception as error:  # the entries stay: the next start tries again
+            logger.warning("flow runs of ended processes could not be set to Crashed: %s", error)
+            return 0
+    if dead:
+        with _entries(project) as entries:
+            entries[:] = [entry for entry in entries if entry not in dead]
     return len(lost)
 
 

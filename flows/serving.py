@@ -8,18 +8,22 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import httpx
 
-from comlrl_core.config.run import RunConfig
+from comlrl_core.config.fields import OptimizationFields, SamplingFields
+from comlrl_core.config.run import PreferenceRun, RewardRun, RunConfig
 from comlrl_core.errors import ComlrlError
 from flows.prefect_api import HOST, WAIT_SECONDS, die_with_parent, end_group, healthy, write_record
 from flows.project import Project
 from tasks.tracking_store import database_uri, ensure_database
 
+if TYPE_CHECKING:
+    from prefect import Flow
+
 logger = logging.getLogger("comlrl_core.stages")
 
-DEPLOYMENT = "preference-training"
 NIGHTLY = "0 2 * * *"  # the schedule that the deployment offers, switched off
 POLL_SECONDS = 2  # how often the served deployment looks for runs; Prefect's own 10 s feel like nothing happens
 
@@ -38,11 +42,19 @@ def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: i
         if mlflow_port:
             stack.enter_context(_mlflow(project, mlflow_port))
         _wait(url, "Prefect", project.logs / "prefect-server.log")
+        _repair(project)
         if mlflow_port:
             _wait(f"http://{HOST}:{mlflow_port}/health", "MLflow", project.logs / "mlflow-ui.log")
             print(f"MLflow UI:   http://{HOST}:{mlflow_port}   (experiment {config.tracking.experiment})")
-        print(f"Prefect UI:  http://{HOST}:{port}   (Deployments -> {DEPLOYMENT} -> Run)", flush=True)
+        print(f"Prefect UI:  http://{HOST}:{port}   (Deployments -> preference-training -> Run)", flush=True)
         _serve(project, config)
+
+
+def _repair(project: Project) -> None:
+    """A run that a kill left "Running" would hold the deployment's one place, and no later run could start."""
+    from flows.registry import repair
+
+    repair(project)
 
 
 def _serve(project: Project, config: RunConfig) -> None:
@@ -50,20 +62,43 @@ def _serve(project: Project, config: RunConfig) -> None:
     from prefect.client.schemas.schedules import CronSchedule
     from prefect.deployments.runner import EntrypointType, RunnerDeployment
 
-    from flows.training import preference_training
+    from flows.training import preference_training, reward_training
 
-    deployment = preference_training.to_deployment(
-        name=DEPLOYMENT,
-        description="Train the team of this project; the form starts from params.yaml.",
-        parameters={"settings": config.values(), "project": str(project.work_root)},
-        enforce_parameter_schema=True,
-        concurrency_limit=1,  # a project has one writer; more runs wait
-        schedules=[{"schedule": CronSchedule(cron=NIGHTLY), "active": False}],
-        entrypoint_type=EntrypointType.MODULE_PATH,
-        tags=["comlrl"],
+    def deployment(training: "Flow[Any, Any]", run: RunConfig, what: str) -> RunnerDeployment:
+        made = training.to_deployment(
+            name=training.name,
+            description=f"{what}; the form starts from params.yaml.",
+            parameters={"settings": run.values(), "project": str(project.work_root)},
+            enforce_parameter_schema=True,
+            concurrency_limit=1,  # a project has one writer; more runs wait
+            schedules=[{"schedule": CronSchedule(cron=NIGHTLY), "active": False}],
+            entrypoint_type=EntrypointType.MODULE_PATH,
+            tags=["comlrl"],
+        )
+        assert isinstance(made, RunnerDeployment)  # a coroutine only where an event loop runs
+        return made
+
+    serve(
+        deployment(preference_training, sibling(config, PreferenceRun), "Train the team from preferences"),
+        deployment(reward_training, sibling(config, RewardRun), "Train the team from rewards of its own answers"),
+        limit=1,
+        pause_on_shutdown=False,
+        print_starting_message=False,
     )
-    assert isinstance(deployment, RunnerDeployment)  # a coroutine only where an event loop runs
-    serve(deployment, limit=1, pause_on_shutdown=False, print_starting_message=False)
+
+
+def sibling(config: RunConfig, kind: type[RunConfig]) -> RunConfig:
+    """`config` itself where it is of `kind`; else a run of `kind` with the same team, tasks, reward and sampling."""
+    values = config.values()
+    algorithms = get_args(kind.model_fields["algorithm"].annotation)
+    if config.algorithm in algorithms:
+        return kind.model_validate(values)
+    shared = (
+        set(OptimizationFields.model_fields) | set(SamplingFields.model_fields) | {"num_agents", "agent_learning_rate"}
+    )
+    training = {name: value for name, value in values["training"].items() if name in shared}
+    training |= {"rollout_buffer_size": config.training.rollout_buffer_size, "num_turns": 1}
+    return kind.model_validate({**values, "algorithm": algorithms[0], "training": training})
 
 
 @contextmanager

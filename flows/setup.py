@@ -14,6 +14,7 @@ from flows.environment import env_defaults
 from flows.jobs import plan, user_files
 from flows.package_lock import write_lock
 from flows.prefect_api import die_with_parent
+from flows.preflight import check_settings
 from flows.project import Project
 from tasks.tracking_store import ensure_database
 
@@ -56,6 +57,7 @@ def bring_up_to_date(project: Project) -> None:
 
 def reproduce(project: Project, arguments: list[str]) -> int:
     """`dvc repro` in the project, with this interpreter first on the path and the project held throughout."""
+    check_settings(plan(project, read_params(project.params).run_config()).job, project.params)
     with project.run_lock("repro", children=True):
         bring_up_to_date(project)
         environment = {

@@ -7,11 +7,12 @@ from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError
 from flows.iteration import iterate
 from flows.jobs import check_stage, plan
-from flows.parents import end_with_dvc
 from flows.prefect_api import healthy, read_record
+from flows.preflight import check
 from flows.project import Project
 from flows.registry import repair
 from flows.training import (
+    finish_run,
     for_report,
     log_datasets,
     log_evaluation,
@@ -28,7 +29,7 @@ from tasks.report import report
 from tasks.tracking import Tracker
 
 ORPHAN_SECONDS = 5.0  # a stage whose dvc was killed sees it and stops well within this time
-STAGES = ("prepare", "iterate", "evaluate", "report")
+STAGES = ("prepare", "iterate", "train", "evaluate", "report")
 
 
 def run_stage(project: Project, config: RunConfig, name: str, iteration: str | None) -> None:
@@ -37,7 +38,8 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
         raise ConfigError(f"stage {name!r} is unknown; allowed are {', '.join(STAGES)}")
     number = _number(name, iteration, config)
     planned = plan(project, config)
-    end_with_dvc()
+    if name != "report":  # a page about what is there
+        check(planned.job, project.params, stage=name, iteration=number)
     with project.run_lock(f"stage {name}", patience=ORPHAN_SECONDS):
         check_stage(planned.job, project)
         tracker = open_tracker(planned)
@@ -45,10 +47,10 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
             if name == "prepare":
                 call(prepare, planned.job)
                 log_datasets(planned.job, tracker)
-            elif name == "iterate":
+            elif name in ("iterate", "train"):
                 _iterate(planned.job, number, tracker, project)
             elif name == "evaluate":
-                call(summarize_run, planned.job)
+                finish_run(planned.job, tracker, call(summarize_run, planned.job))
             else:
                 call(report, planned.job)
                 log_report(planned.job, tracker)
@@ -80,10 +82,13 @@ def _server(project: Project) -> bool:
 
 
 def _number(name: str, iteration: str | None, config: RunConfig) -> int:
-    if name != "iterate":
+    if name not in ("iterate", "train"):
         if iteration is not None:
-            raise ConfigError(f"--iteration belongs to stage iterate, not to {name}")
+            raise ConfigError(f"--iteration belongs to stages iterate and train, not to {name}")
         return 0
+    expected = "train" if config.learns_from_rewards() else "iterate"
+    if name != expected:
+        raise ConfigError(f"stage {name} does not belong to algorithm: {config.algorithm}; its stage is {expected}")
     if iteration is None or not iteration.isdigit() or not 1 <= int(iteration) <= config.num_iterations:
         raise ConfigError(f"--iteration must be a number from 0001 to {config.num_iterations:04d}, not {iteration}")
     return int(iteration)

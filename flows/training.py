@@ -9,26 +9,35 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 
 from comlrl_core.config.files import read_yaml
-from comlrl_core.config.run import RunConfig, iteration_key
+from comlrl_core.config.run import PreferenceRun, RewardRun, RunConfig, iteration_key
 from comlrl_core.files import read_json
-from comlrl_core.preference.files import iteration_path, read_meta
-from comlrl_core.preference.iteration import collection_metrics
+from comlrl_core.preference.files import iteration_path
 from comlrl_core.store import latest
 from flows import pipeline
 from flows.artifacts import publish_summary, summary_markdown
 from flows.iteration import iterate
 from flows.jobs import Plan, lengthened, open_place, plan
+from flows.parents import end_with_serve
+from flows.preflight import check
 from flows.project import Project
 from flows.registry import registered, repair
 from tasks.calling import call, orchestrated
-from tasks.evaluate import collapse_warning, evaluate_iteration, read_curve, summarize_run
+from tasks.evaluate import (
+    collapse_warning,
+    collected_metrics,
+    evaluate_iteration,
+    evaluation_metrics,
+    read_curve,
+    summarize_run,
+)
 from tasks.job import Job
-from tasks.loading import forget, oracle
+from tasks.loading import forget
 from tasks.prepare import prepare
 from tasks.report import picture_paths, report, report_path
+from tasks.rollout import rollout_metrics
 from tasks.steps import inputs_digest
 from tasks.tracking import NullTracker, Tracker
 from tasks.update import update_metrics
@@ -37,7 +46,9 @@ logger = logging.getLogger("comlrl_core.stages")
 
 
 @flow(name="preference-training", flow_run_name="{settings.algorithm}-seed{settings.training.seed}")
-def preference_training(settings: RunConfig, project: Path | None = None, add_iterations: int = 0) -> dict[str, Any]:
+def preference_training(
+    settings: PreferenceRun, project: Path | None = None, add_iterations: int = 0
+) -> dict[str, Any]:
     """Train a team of language models from preferences.
 
     Args:
@@ -47,8 +58,40 @@ def preference_training(settings: RunConfig, project: Path | None = None, add_it
         add_iterations: So many iterations more than the project has now (a schedule that trains on). The project's
             params.yaml is changed; settings other than its own are refused.
     """
+    return _run(settings, project, add_iterations)
+
+
+@flow(name="reward-training", flow_run_name="{settings.algorithm}-seed{settings.training.seed}")
+def reward_training(settings: RewardRun, project: Path | None = None, add_iterations: int = 0) -> dict[str, Any]:
+    """Train a team of language models from the rewards of its own answers.
+
+    Args:
+        settings: Every setting of the run. Settings other than those of the project's params.yaml work in a folder of
+            their own, runs/<key>.
+        project: The project folder; empty for the folder that serves this deployment.
+        add_iterations: So many passes over the tasks more than the project has now. The project's params.yaml is
+            changed; settings other than its own are refused.
+    """
+    return _run(settings, project, add_iterations)
+
+
+def training_flow(config: RunConfig) -> "Flow[Any, dict[str, Any]]":
+    """The flow that trains with the algorithm of `config`."""
+    return reward_training if config.learns_from_rewards() else preference_training
+
+
+def form_of(config: RunConfig) -> RunConfig:
+    """`config` as the kind of run that its flow takes."""
+    return (RewardRun if config.learns_from_rewards() else PreferenceRun).model_validate(config.values())
+
+
+def _run(settings: RunConfig, project: Path | None, add_iterations: int) -> dict[str, Any]:
     home = Project.at(project) if project else Project.find()
-    return train(home, lengthened(home, settings, add_iterations) if add_iterations else settings)
+    config = RunConfig.model_validate(settings.values())
+    with registered(home):
+        end_with_serve()
+        repair(home)
+        return train(home, lengthened(home, config, add_iterations) if add_iterations else config)
 
 
 def train(project: Project, config: RunConfig) -> dict[str, Any]:
@@ -56,11 +99,9 @@ def train(project: Project, config: RunConfig) -> dict[str, Any]:
 
     Inside a flow run the stages are task runs and each iteration is a subflow; elsewhere they are plain calls.
     """
-    if orchestrated():
-        repair(project)
     planned = plan(project, config)
-    oracle(planned.job)  # a reward function that cannot be loaded or called stops the run before anything is written
-    with planned.place.run_lock("run"), registered(project):
+    check(planned.job, project.params if planned.place == project else "settings")  # before anything is written
+    with planned.place.run_lock("run"):
         open_place(planned)
         config.training.say_notices()
         tracker = open_tracker(planned)
@@ -84,7 +125,7 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
         log_datasets(job, tracker)
         log_evaluation(job, tracker, curve, 0, call(evaluate_iteration, job, 0))
     for iteration in range(1, job.config.num_iterations + 1):
-        stage = f"iterate@{iteration_key(iteration)}"
+        stage = stage_of(job, iteration)
         if up_to_date(planned, stage, iteration):
             continue
         with tracker.iteration(iteration) as child:
@@ -101,6 +142,11 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
         finish_run(job, tracker, summary)
     _report(planned, tracker)
     return summary
+
+
+def stage_of(job: Job, iteration: int) -> str:
+    """The DVC stage of an iteration."""
+    return f"{'train' if job.config.learns_from_rewards() else 'iterate'}@{iteration_key(iteration)}"
 
 
 def _report(planned: Plan, tracker: Tracker) -> None:
@@ -124,15 +170,13 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     """Whether `stage` need not run: DVC says so (or can restore it), or, without DVC, its manifest fits its inputs."""
     job = planned.job
     if planned.tracked:
-        current = (
-            pipeline.is_current(job.work_root, stage)
-            or pipeline.restore(job.work_root, stage)
-            or _is_pruned(planned, stage, iteration)
-        )
+        changed = pipeline.status(job.work_root, stage)
+        current = not changed or pipeline.restore(job.work_root, stage) or _is_pruned(job, changed, iteration)
     elif stage in ("evaluate", "report"):
         current = False
     else:
-        present = job.train_tasks.is_file() if iteration == 0 else iteration_path(job.store.replay, iteration).is_file()
+        writes_pairs = iteration > 0 and not job.config.learns_from_rewards()
+        present = (iteration_path(job.store.replay, iteration) if writes_pairs else job.train_tasks).is_file()
         current = (
             present
             and job.store.has(iteration)
@@ -143,12 +187,24 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     return current
 
 
-def _is_pruned(planned: Plan, stage: str, iteration: int) -> bool:
-    """Whether nothing but files of old iterations is missing for `stage`, and a later iteration is there."""
-    newest = latest(planned.job.store)
-    if newest is None or not 0 < iteration < newest:
+def _is_pruned(job: Job, changed: list[str], iteration: int) -> bool:
+    """Whether nothing but files of old iterations is missing (`changed`: DVC's lines), and a later iteration is there.
+
+    An output that is in no cache either reads "not in cache", whether it is there or not.
+    """
+    newest = latest(job.store)
+    if newest is None or not 0 < iteration <= newest:
         return False
-    return all(line.endswith("(deleted)") for line in pipeline.status(planned.job.work_root, stage))
+    own = [name for line in changed if (name := _named(line, "outs", "not in cache", "deleted"))]
+    gone = all(not (job.work_root / name).exists() for name in own)
+    rest = [line for line in changed if not _named(line, "outs", "not in cache", "deleted")]
+    return gone and (iteration < newest or not own) and all(_named(line, "deps", "deleted") for line in rest)
+
+
+def _named(line: str, kind: str, *states: str) -> str:
+    """The file of a line such as `changed outs: models/iteration_0001 (deleted)`; "" for lines of another kind."""
+    name, _, state = line.removeprefix(f"changed {kind}: ").rpartition(" (")
+    return name if line.startswith(f"changed {kind}: ") and state.rstrip(")") in states else ""
 
 
 @contextmanager
@@ -197,9 +253,13 @@ def log_iteration(job: Job, tracker: Tracker, child: Tracker, iteration: int) ->
     """An iteration's collection and update, over environment steps: in its own run, and the curve in the parent."""
     before = job.store.manifest(iteration - 1).environment_steps
     after = job.store.manifest(iteration).environment_steps
-    collection = collection_metrics(read_meta(job.store.replay, iteration))
-    child.log_metrics(collection, before)
-    tracker.log_metrics(collection, before)
+    if job.config.learns_from_rewards():
+        collections = [(row, int(row["environment_steps"])) for row in rollout_metrics(job, iteration)]
+    else:
+        collections = [(collected_metrics(job, iteration), before)]
+    for collection, steps in collections:
+        child.log_metrics(collection, steps)
+        tracker.log_metrics(collection, steps)
     last_logged = before
     every = job.config.training.logging_steps
     rows = update_metrics(job, iteration)
@@ -210,26 +270,19 @@ def log_iteration(job: Job, tracker: Tracker, child: Tracker, iteration: int) ->
             metrics = training_metrics(row)
             child.log_metrics(metrics, steps)
             tracker.log_metrics(metrics, steps)
-    tracker.log_metrics({"iteration": iteration, "preference/pairs": collection["collect/pairs"]}, after)
+    tracker.log_metrics({"iteration": iteration}, after)
 
 
 def training_metrics(row: dict[str, Any]) -> dict[str, float]:
     """One optimizer step under the names that people compare runs by."""
-    names = {
-        "loss": "train/loss",
-        "grad_norm": "train/grad_norm",
-        "learning_rate": "train/learning_rate",
-        "skipped": "train/skipped",
-        "margin": "preference/margin",
-        "accuracy": "preference/accuracy",
-        "winner_logps": "preference/winner_logps",
-        "loser_logps": "preference/loser_logps",
-    }
+    preference = ("margin", "accuracy", "winner_logps", "loser_logps")
+    counters = ("epoch", "iteration", "step", "environment_steps")
     metrics = {}
     for key, value in row.items():
-        if value is None or (key not in names and not key.startswith("agent_")):
+        if key in counters or not isinstance(value, int | float):
             continue
-        metrics[names.get(key, f"preference/{key}")] = float(value)
+        group = "preference" if key in preference or (key.startswith("agent_") and "margin" in row) else "train"
+        metrics[key if "/" in key and not key.startswith("agent_") else f"{group}/{key}"] = float(value)
     return metrics
 
 
@@ -246,8 +299,24 @@ def log_evaluation(
         logger.warning("iteration %d: %s", iteration, warning)
 
 
+def complete_curves(job: Job, tracker: Tracker) -> None:
+    """Log what is there and was not logged: its process was killed in between, or DVC restored it.
+
+    Steps that are logged already stay as they are.
+    """
+    if tracker.run_id is None:
+        return
+    for iteration in range(job.config.num_iterations + 1):
+        if not job.store.has(iteration):
+            continue
+        if iteration > 0 and job.store.has(iteration - 1):
+            log_iteration(job, tracker, NullTracker(), iteration)
+        tracker.log_metrics(evaluation_metrics(job, iteration), job.store.manifest(iteration).environment_steps)
+
+
 def finish_run(job: Job, tracker: Tracker, summary: dict[str, Any]) -> None:
     """The last iteration's policies as an MLflow model, the plots as artifacts, and the summary for people."""
+    complete_curves(job, tracker)
     last = job.config.num_iterations
     for path in sorted(job.plots.glob("*.csv")):
         tracker.log_artifact(path, "plots")

@@ -19,7 +19,7 @@ logger = logging.getLogger("comlrl_core.stages")
 
 def num_chunks(job: Job) -> int:
     """How many chunks the training tasks make: one, or as `collection_batch_size` says."""
-    size = job.config.training.collection_batch_size
+    size = job.preference.collection_batch_size
     count = len(train_tasks(job))
     return 1 if size is None else -(-count // size)
 
@@ -34,7 +34,7 @@ def collect(job: Job, iteration: int, chunk: int) -> Path:
         logger.info("iteration %d: answers of chunk %d are there already", iteration, chunk)
         return target
     settle(job)
-    training = job.config.training
+    training = job.preference
     tasks = train_tasks(job)
     size = training.collection_batch_size or len(tasks)
     try:

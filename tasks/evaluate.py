@@ -5,7 +5,11 @@ it.
 import csv
 import io
 import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from prefect import task
@@ -15,16 +19,22 @@ from comlrl_core.comparators.history import history_index
 from comlrl_core.comparators.opening import comparator_sources
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.digests import digest_values
+from comlrl_core.errors import DataError
 from comlrl_core.evaluation import EvaluatedSample, WinRate, evaluate, summarize, win_rate
 from comlrl_core.evaluation.evaluate import sample_from_json, sample_to_json
 from comlrl_core.files import atomic_write_text, iter_jsonl, sha256_file, write_json, write_jsonl
 from comlrl_core.preference.files import read_meta
 from comlrl_core.preference.iteration import collection_metrics
+from comlrl_core.rollout.evaluation import evaluate_turns
 from comlrl_core.team.generation import Sampling
 from comlrl_core.team.team import Team
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import eval_tasks, is_live, live, load_models, oracle, policy, settle
+from tasks.loading import eval_tasks, is_live, live, load_models, policy, settle, transition
+from tasks.oracle import oracle
+from tasks.pruned import Pruned, manifest_of
+from tasks.reward_model import reward_model_metrics
+from tasks.rollout import rollout_metrics
 from tasks.steps import clear_before
 from tasks.update import update_metrics
 
@@ -52,9 +62,14 @@ def evaluation_metrics(job: Job, iteration: int) -> dict[str, float]:
     if not eval_tasks(job):
         return {}
     settle(job)
-    samples = policy_samples(job, iteration, "team")
+    turns = policy_turns(job, iteration, "team")
+    samples = over_turns(turns)
     metrics = {f"eval/{name}": value for name, value in summarize(samples).items()}
-    metrics["eval/turn_1/reward_mean"] = metrics["eval/turn_1/expected_return"] = metrics["eval/reward_mean"]
+    expected = 0.0
+    for turn in range(len(turns), 0, -1):
+        reward = summarize(turns[turn - 1])["reward_mean"]
+        expected += reward
+        metrics |= {f"eval/turn_{turn}/reward_mean": reward, f"eval/turn_{turn}/expected_return": expected}
     for name, opponents in opponents_of(job, iteration).items():
         rate = win_rate(samples, opponents, job.config.evaluation.confidence)
         metrics |= _win_metrics(name, rate)
@@ -65,61 +80,119 @@ def evaluation_metrics(job: Job, iteration: int) -> dict[str, float]:
 
 
 def policy_samples(job: Job, iteration: int, side: str) -> list[EvaluatedSample]:
-    """Evaluated samples of an iteration's policies, from the file of an earlier call where nothing has
-    changed.
+    """Evaluated samples of an iteration's policies; over several turns, with the mean of their rewards."""
+    return over_turns(policy_turns(job, iteration, side))
+
+
+def policy_turns(job: Job, iteration: int, side: str) -> list[list[EvaluatedSample]]:
+    """Evaluated samples of an iteration's policies for each turn, from the file of an earlier call if there is one."""
+    key = digest_values(manifest_of(job, iteration).policy, side, _evaluation_identity(job))
+    path = job.evaluations / f"iteration_{iteration:04d}-{side}-{key[:16]}.jsonl"
+    if not path.is_file() and not job.store.has(iteration):
+        raise Pruned(f"iteration {iteration} was pruned, and its answers to the held-out tasks are not kept")
+    return _turns(job, path, side, lambda: _team(job, iteration))
+
+
+def over_turns(turns: Sequence[Sequence[EvaluatedSample]]) -> list[EvaluatedSample]:
+    """One sample per task and sample number: the last turn's answers with the mean reward of all turns.
+
+    A chain that a dropped reward cut short has no reward.
     """
-    key = digest_values(job.store.manifest(iteration).policy, side, _evaluation_identity(job))
-    name = f"iteration_{iteration:04d}-{side}-{key[:16]}.jsonl"
-    return _samples(job, job.evaluations / name, side, lambda: _team(job, iteration))
+    if len(turns) == 1:
+        return list(turns[0])
+    chains: dict[tuple[str, int], list[EvaluatedSample]] = {}
+    for samples in turns:
+        for sample in samples:
+            chains.setdefault((sample.task_id, sample.sample), []).append(sample)
+    combined = []
+    for chain in chains.values():
+        rewards = [sample.reward for sample in chain if sample.reward is not None]
+        whole = len(rewards) == len(turns)
+        combined.append(replace(chain[-1], reward=fmean(rewards) if whole else None))
+    return combined
 
 
 def opponents_of(job: Job, iteration: int) -> dict[str, list[EvaluatedSample]]:
     """Samples of those that the policies are compared with: the initial team, the iteration before, the
-    comparator.
+    comparator. Pruned ones whose answers are not kept are left out.
     """
     if iteration == 0:
         return {}
-    opponents = {
-        "initial": policy_samples(job, 0, "team"),
-        "previous": policy_samples(job, iteration - 1, "team"),
-    }
+    opponents = {"initial": policy_samples(job, 0, "team")}
+    with suppress(Pruned):
+        opponents["previous"] = policy_samples(job, iteration - 1, "team")
     training = job.config.training
     if not isinstance(training, ComparatorFields):
         return opponents
     if training.comparator_policy == "history":
         index = history_index(iteration, training.comparator_history_k)
-        opponents["comparator"] = policy_samples(job, index, "team")
+        with suppress(Pruned):
+            opponents["comparator"] = policy_samples(job, index, "team")
     elif training.comparator_policy == "model":
         sources = comparator_sources(training, training.num_agents)
         key = digest_values(sources, _evaluation_identity(job))
-        opponents["comparator"] = _samples(
-            job,
-            job.evaluations / f"comparator-{key[:16]}.jsonl",
-            "comparator",
-            lambda: load_models(job, sources, training.comparator_devices),
+        opponents["comparator"] = over_turns(
+            _turns(
+                job,
+                job.evaluations / f"comparator-{key[:16]}.jsonl",
+                "comparator",
+                lambda: load_models(job, sources, training.comparator_devices),
+            )
         )
     else:  # the team before this update, with a random stream of its own
-        opponents["comparator"] = policy_samples(job, iteration - 1, "comparator")
+        with suppress(Pruned):
+            opponents["comparator"] = policy_samples(job, iteration - 1, "comparator")
     return opponents
 
 
-def _samples(job: Job, path: Path, side: str, team: Any) -> list[EvaluatedSample]:
+def _turns(job: Job, path: Path, side: str, team: Callable[[], Team]) -> list[list[EvaluatedSample]]:
+    turns: list[list[EvaluatedSample]] = [[] for _ in range(job.config.training.num_turns)]
     if path.is_file():
-        return [sample_from_json(values) for _, values in iter_jsonl(path)]
-    settings = job.config.evaluation
-    samples = evaluate(
-        team(),
-        oracle(job),
-        eval_tasks(job),
-        samples_per_task=settings.samples_per_task,
-        sampling=evaluation_sampling(job),
-        seed=job.config.training.seed,
-        side=side,
-        batch_size=settings.batch_size,
-        tokens_per_batch=job.config.training.tokens_per_batch,
-    )
-    write_jsonl(path, (sample_to_json(sample) for sample in samples))
-    return samples
+        for number, values in iter_jsonl(path):
+            where = f"{path}: line {number}"
+            turn = values.pop("turn", None)
+            if type(turn) is not int or not 0 <= turn < len(turns):
+                raise DataError(f"{where}: field 'turn': expected a number from 0 to {len(turns) - 1}, found {turn!r}")
+            turns[turn].append(sample_from_json(values, where))
+        return turns
+    turns = _evaluate(job, side, team())
+    rows = ({"turn": turn, **sample_to_json(sample)} for turn, samples in enumerate(turns) for sample in samples)
+    write_jsonl(path, rows)
+    return turns
+
+
+def _evaluate(job: Job, side: str, team: Team) -> list[list[EvaluatedSample]]:
+    settings, training = job.config.evaluation, job.config.training
+    if training.num_turns == 1:
+        samples = evaluate(
+            team,
+            oracle(job),
+            eval_tasks(job),
+            samples_per_task=settings.samples_per_task,
+            sampling=evaluation_sampling(job),
+            seed=training.seed,
+            side=side,
+            batch_size=settings.batch_size,
+            tokens_per_batch=training.tokens_per_batch,
+        )
+        return [samples]
+    turns: list[list[EvaluatedSample]] = [[] for _ in range(training.num_turns)]
+    for number in range(settings.samples_per_task):
+        chains = evaluate_turns(
+            team,
+            oracle(job),
+            eval_tasks(job),
+            num_turns=training.num_turns,
+            transition=transition(job),
+            sampling=evaluation_sampling(job),
+            seed=training.seed,
+            side=f"{side}-{number}",
+            batch_size=settings.batch_size,
+            tokens_per_batch=training.tokens_per_batch,
+        )
+        for turn, samples in zip(turns, chains, strict=True):
+            turn += [replace(sample, sample=number) for sample in samples]
+    return turns
 
 
 def evaluation_sampling(job: Job) -> Sampling:
@@ -161,15 +234,37 @@ def summarize_run(job: Job) -> dict[str, Any]:
     """Write `metrics.json` and `plots/*.csv` over all iterations; returns what `metrics.json` holds."""
     last = job.config.num_iterations
     clear_before(job, last + 1)
-    curve = [{"iteration": i, **evaluation_metrics(job, i)} for i in range(last + 1)] if eval_tasks(job) else []
+    curve = evaluation_curve(job) if eval_tasks(job) else []
     write_curve(job.plots / "evaluation.csv", curve)
-    collections = [{"iteration": i, **collection_metrics(read_meta(job.store.replay, i))} for i in range(1, last + 1)]
+    collections = [{"iteration": i, **collected_metrics(job, i)} for i in range(1, last + 1)]
     write_curve(job.plots / "collection.csv", collections)
     updates = [row for i in range(1, last + 1) for row in update_metrics(job, i)]
     write_curve(job.plots / "training.csv", updates)
     summary = run_summary(curve, updates)
     write_json(job.metrics, summary, indent=2)
     return summary
+
+
+def collected_metrics(job: Job, iteration: int) -> dict[str, float]:
+    """What an iteration collected: rewards of both sides and pairs, or means over its rollouts."""
+    if not job.config.learns_from_rewards():
+        meta = read_meta(job.store.replay, iteration)
+        return collection_metrics(meta) | reward_model_metrics(job, iteration)
+    rows = rollout_metrics(job, iteration)
+    names = dict.fromkeys(name for row in rows for name in row)
+    values = {name: [row[name] for row in rows if isinstance(row.get(name), int | float)] for name in names}
+    return {name: fmean(found) for name, found in values.items() if found and name != "iteration"}
+
+
+def evaluation_curve(job: Job) -> list[dict[str, Any]]:
+    """The evaluation of every iteration; one that was pruned and is measured otherwise now is left out."""
+    curve: list[dict[str, Any]] = []
+    for iteration in range(job.config.num_iterations + 1):
+        try:
+            curve.append({"iteration": iteration, **evaluation_metrics(job, iteration)})
+        except Pruned as gone:
+            logger.warning("%s: the curve goes without it", gone)
+    return curve
 
 
 def run_summary(curve: list[dict[str, Any]], updates: list[dict[str, Any]]) -> dict[str, Any]:
@@ -194,7 +289,7 @@ def run_summary(curve: list[dict[str, Any]], updates: list[dict[str, Any]]) -> d
             "skipped_updates": sum(int(row["skipped"]) for row in updates),
             "environment_steps": updates[-1]["environment_steps"],
             "final_loss": updates[-1]["loss"],
-            "final_accuracy": updates[-1]["accuracy"],
+            "final_accuracy": updates[-1].get("accuracy"),
         }
     return summary
 
@@ -210,8 +305,9 @@ def collapse_warning(curve: list[dict[str, float]]) -> str | None:
         return None
     return (
         f"the evaluation reward fell to {last['eval/reward_mean']:.3f} from {best['eval/reward_mean']:.3f} (iteration "
-        f"{best['iteration']:.0f}). What holds a team near its best: training.reference: initial or previous, a larger "
-        "training.dpo_beta, a smaller training.agent_learning_rate, a larger training.min_reward_gap"
+        f"{best['iteration']:.0f}). What holds a team near its best: a smaller training.agent_learning_rate; with "
+        "preferences a larger training.dpo_beta, a larger training.min_reward_gap, or training.reference: initial or "
+        "previous; with rewards training.reference_kl_enabled"
     )
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from comlrl_core.algorithms.madpo_config import MADPOConfig
+from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
+from comlrl_core.algorithms.reinforce_config import MAGRPOConfig
 from comlrl_core.config.run import RunConfig
 from comlrl_core.digests import digest_values
 from comlrl_core.store import Store
@@ -12,6 +15,7 @@ from comlrl_core.store import Store
 # Settings that change neither weights nor iteration files; a run keeps its key when they change.
 NOT_IDENTITY = ("num_iterations", "tracking", "evaluation")
 RUN_KEY_DIGITS = 12
+BUILTIN_TRANSITIONS = {"builtin:length_ratio": "comlrl_core.environments.length_ratio:transition"}
 
 
 class Job(BaseModel):
@@ -59,6 +63,27 @@ class Job(BaseModel):
     def evaluations(self) -> Path:
         """Evaluated samples, one file per policy, side and evaluation settings."""
         return self.scratch / "evaluations"
+
+    @property
+    def preference(self) -> MADPOConfig:
+        """The training settings of an algorithm that learns from preferences."""
+        training = self.config.training
+        assert isinstance(training, MADPOConfig), f"{self.config.algorithm} has no preference settings"
+        return training
+
+    @property
+    def reward_model(self) -> MARLHFConfig | MARLHFIterConfig:
+        """The training settings of an algorithm that fits a reward model."""
+        training = self.config.training
+        assert isinstance(training, MARLHFConfig | MARLHFIterConfig), f"{self.config.algorithm} fits no reward model"
+        return training
+
+    @property
+    def rollouts(self) -> MAGRPOConfig:
+        """The training settings of an algorithm that learns from rollouts."""
+        training = self.config.training
+        assert isinstance(training, MAGRPOConfig), f"{self.config.algorithm} has no rollout settings"
+        return training
 
     def key(self) -> str:
         """Twelve hex digits that name the run: all settings but lengths, measuring and tracking."""

@@ -18,14 +18,14 @@ from comlrl_core.comparators import Comparator, open_comparator
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.environments.tasks import read_tasks
-from comlrl_core.errors import ConfigError
-from comlrl_core.rewards.contract import Oracle
 from comlrl_core.rewards.loading import load_reward
+from comlrl_core.rollout.transition import Transition
 from comlrl_core.store import manifest_digest
 from comlrl_core.team.checkpoint import load_team_folder
 from comlrl_core.team.formatters import Formatter, resolve_formatters, text_formatters
 from comlrl_core.team.team import Team, load_team
-from tasks.job import Job
+from tasks.job import BUILTIN_TRANSITIONS, Job
+from tasks.oracle import oracle as oracle
 
 logger = logging.getLogger(__name__)
 
@@ -48,24 +48,15 @@ def settle(job: Job) -> None:
         torch.set_num_threads(job.config.training.num_threads)
 
 
-def oracle(job: Job) -> Oracle:
-    """The reward function of the settings, checked against the number of agents."""
-    reward = job.config.reward
-    loaded = load_reward(reward.function, reward.kwargs, job.source_root, "reward.function")
-    processor = (
-        load_reward(reward.processor, None, job.source_root, "reward.processor").func if reward.processor else None
-    )
-    made = Oracle(
-        loaded.func,
-        job.config.training.num_agents,
-        processor=processor,
-        on_bad_reward=job.config.training.on_bad_reward,
-        name=loaded.name,
-        version=loaded.version,
-    )
-    if getattr(job.config.training, "log_reward_distribution", False) and made.reward_range is None:
-        raise ConfigError(f"training.log_reward_distribution needs {made.name}.reward_range, a pair (lowest, highest)")
-    return made
+def transition(job: Job) -> Transition | None:
+    """What happens between turns; None where a rollout has one turn."""
+    spec = job.config.tasks.transition
+    if spec is None:
+        return None
+    target = BUILTIN_TRANSITIONS.get(spec, spec)
+    func = load_reward(target, None, job.source_root, "tasks.transition").func
+    passthrough = getattr(job.config.training, "external_prompt_passthrough", False)
+    return Transition(func, passthrough)
 
 
 def formatters(job: Job) -> list[Formatter]:

@@ -18,7 +18,8 @@ from comlrl_core.store import IterationEntry
 from tasks.calling import OPTIONS
 from tasks.collect import num_chunks
 from tasks.job import Job
-from tasks.loading import oracle, release_comparator
+from tasks.loading import release_comparator
+from tasks.reward_model import pair_oracle
 from tasks.steps import Steps, steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -36,8 +37,8 @@ def pair(job: Job, iteration: int) -> dict[str, Any]:
             steps.pairs,
             iteration,
             candidates,
-            oracle(job),
-            job.config.training,
+            pair_oracle(job, iteration),
+            job.preference,
             policy=job.store.manifest(iteration - 1).policy,
             comparator=comparator_version(job, iteration),
         )
@@ -59,12 +60,12 @@ def pair(job: Job, iteration: int) -> dict[str, Any]:
 
 def entry_of(steps: Steps) -> IterationEntry:
     """The manifest entry that `pair` left behind."""
-    return IterationEntry(**read_json(steps.entry))
+    return IterationEntry.from_json(read_json(steps.entry), str(steps.entry))
 
 
 def comparator_version(job: Job, iteration: int) -> str | None:
     """Who answers on the other side of `iteration`, for the record: `Comparator.version`, without loading a team."""
-    training = job.config.training
+    training = job.preference
     if not isinstance(training, ComparatorFields):
         return None
     if training.comparator_policy == "history":

@@ -24,7 +24,7 @@ def sample(job: Job, iteration: int) -> Path:
     if target.is_file():
         return target
     eligible = job.store.manifest(iteration - 1).eligible()
-    drawn = draw_pairs(job.store.replay, iteration, eligible, job.config.training)
+    drawn = draw_pairs(job.store.replay, iteration, eligible, job.preference)
     write_jsonl(target, (to_json(record) for record in drawn.records))
     logger.info(
         "iteration %d: %d pairs to learn from (%s)",

@@ -10,7 +10,7 @@ from comlrl_core.preference.scoring import score_candidates
 from comlrl_core.progress import progress
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import oracle
+from tasks.reward_model import pair_oracle
 from tasks.steps import steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -27,7 +27,7 @@ def score(job: Job, iteration: int, chunk: int) -> Path:
         return target
     candidates = read_candidates(steps.candidates(chunk))
     with progress("score", sum(len(task.responses) for task in candidates), "answer") as bar:
-        result = score_candidates(candidates, oracle(job), ORACLE_BATCH, bar.update)
+        result = score_candidates(candidates, pair_oracle(job, iteration), ORACLE_BATCH, bar.update)
     if result.counts["dropped"]:
         logger.warning("iteration %d: %d rewards were unusable and dropped", iteration, result.counts["dropped"])
     return write_candidates(target, result.candidates)

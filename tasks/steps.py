@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from comlrl_core.config.fields import ComparatorFields
+from comlrl_core.config.run import OFFLINE, length_field
 from comlrl_core.digests import digest_values
 from comlrl_core.files import sha256_file
 from comlrl_core.rewards.loading import BUILTIN_PREFIX, load_reward
 from comlrl_core.store import manifest_digest
-from tasks.job import Job
+from tasks.job import BUILTIN_TRANSITIONS, Job
+from tasks.oracle import oracle
 
 NAME_DIGITS = 16
 
@@ -49,6 +51,14 @@ class Steps:
         return self.folder / "drawn.jsonl"
 
     @property
+    def fit(self) -> Path:
+        return self.folder / "fit.json"
+
+    @property
+    def reward_model(self) -> Path:
+        return self.folder / "reward_model"
+
+    @property
     def policy(self) -> Path:
         return self.folder / "policy"
 
@@ -73,14 +83,17 @@ def steps_of(job: Job, iteration: int) -> Steps:
 
 def inputs_digest(job: Job, iteration: int) -> str:
     """Digest of all that decides the content of `iteration`."""
-    from tasks.loading import oracle
-
     if iteration == 0:
         training = job.config.training
         tasks = job.config.tasks.model_dump(mode="json")
         named = [job.config.tasks.train, job.config.tasks.eval, job.config.team.agent_model]
         files = _files_identity(job, [*named, *(job.config.team.agents or [])])
         return digest_values("initial", _team_identity(job), training.seed, training.num_agents, tasks, files, job.code)
+    return inputs_after(job, iteration, manifest_digest(job.store, iteration - 1))
+
+
+def inputs_after(job: Job, iteration: int, previous: str) -> str:
+    """Digest of all that decides the content of `iteration` (from 1), given the digest of the manifest before it."""
     return digest_values(
         "iteration",
         iteration,
@@ -90,7 +103,8 @@ def inputs_digest(job: Job, iteration: int) -> str:
         job.config.reward.model_dump(mode="json"),
         _files_identity(job, _compared_models(job)),
         sha256_file(job.train_tasks),
-        manifest_digest(job.store, iteration - 1),
+        _transition_identity(job),
+        previous,
         job.code,
     )
 
@@ -98,7 +112,9 @@ def inputs_digest(job: Job, iteration: int) -> str:
 def training_identity(job: Job) -> dict[str, Any]:
     """The training settings without the length of the run."""
     values = job.config.training.model_dump(mode="json")
-    values.pop("num_iterations", None)
+    decays = job.config.learns_from_rewards() and job.config.training.lr_schedule in ("linear", "cosine")
+    if job.config.algorithm not in OFFLINE and not decays:  # a schedule over all epochs depends on their number
+        values.pop(length_field(type(job.config.training)))
     return values
 
 
@@ -106,6 +122,13 @@ def _team_identity(job: Job) -> list[Any]:
     team = job.config.team
     formatter = load_reward(team.formatter, None, job.source_root, "team.formatter").version if team.formatter else None
     return [team.model_dump(mode="json"), formatter]
+
+
+def _transition_identity(job: Job) -> list[Any]:
+    spec = job.config.tasks.transition
+    if spec is None or spec in BUILTIN_TRANSITIONS:
+        return [spec]
+    return [spec, load_reward(spec, None, job.source_root, "tasks.transition").version]
 
 
 def _compared_models(job: Job) -> list[str | None]:
@@ -122,11 +145,12 @@ def _files_identity(job: Job, names: Iterable[str | None]) -> dict[str, Any]:
         path = job.source_root / name.partition("[")[0]
         if path.exists() and not name.startswith(BUILTIN_PREFIX):
             files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-            found[name] = [(p.relative_to(path).as_posix(), _digest(p)) for p in files]
+            found[name] = [(p.relative_to(path).as_posix(), file_digest(p)) for p in files]
     return found
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read once as long as its size and time of change stay."""
     known = path.stat()
     return _digest_of(path, known.st_size, known.st_mtime_ns)
 

@@ -111,7 +111,8 @@ class Tracker:
             self.run_id = None
             self._warn("open", error)
             return None
-        self.set_tags({**(tags or {}), _PROCESS: _process_tag()})
+        if tags:
+            self.set_tags(tags)
         if params:
             self.log_params(params)
         return self.run_id
@@ -270,9 +271,11 @@ class Tracker:
         found = [run for run in self._search(f"tags.`{RUN_KEY}` = '{run_key}'") if _PARENT not in run.data.tags]
         if found:
             run = min(found, key=lambda item: item.info.start_time)
+            self._client.set_tag(run.info.run_id, _PROCESS, _process_tag())  # first: a RUNNING run has a living owner
             self._client.update_run(run.info.run_id, status="RUNNING")
         else:
-            run = self._client.create_run(self._experiment_id, tags={RUN_KEY: run_key}, run_name=name)
+            tags = {RUN_KEY: run_key, _PROCESS: _process_tag()}
+            run = self._client.create_run(self._experiment_id, tags=tags, run_name=name)
         self.run_id = run.info.run_id
 
     @_best_effort

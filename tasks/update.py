@@ -1,6 +1,7 @@
 """Update: the policies learn from the drawn pairs, and the iteration is published."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from comlrl_core.algorithms.preference_learning import (
     make_engines,
     save_training_state,
 )
-from comlrl_core.files import iter_jsonl, read_jsonl, sha256_file
-from comlrl_core.preference.records import PairRecord, from_json
+from comlrl_core.files import read_jsonl, sha256_file, write_json
+from comlrl_core.preference.reward_model.files import FOLDER
 from comlrl_core.publishing import publish_policy
-from comlrl_core.store import MANIFEST, link_folder, manifest_digest, whole_folder
+from comlrl_core.store import MANIFEST, IterationEntry, link_folder, manifest_digest, whole_folder
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.loading import Live, keep, policy, settle, take
 from tasks.pair import entry_of
+from tasks.pruned import curve_path
+from tasks.records import read_records
+from tasks.reward_model import METRICS, learn_from_reward_model
 from tasks.steps import Steps, steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -34,35 +38,58 @@ def update(job: Job, iteration: int) -> Path:
         logger.info("iteration %d: the update is there already", iteration)
         return steps.policy
     settle(job)
-    config = job.config.training
+    config = job.preference
     left = take(job, iteration - 1)
     if config.optimizer_state == "reset":
         left.engines = make_engines(left.team, config)
-    learned = learn(
-        left.team,
-        left.engines,
-        read_records(steps.drawn),
-        config,
-        iteration=iteration,
-        environment_steps=left.environment_steps,
-        load_initial=lambda: policy(job, 0, config.reference_devices),
-    )
+    if job.config.fits_reward_model():
+        learned, measures = learn_from_reward_model(job, iteration, steps, left)
+
+        def write_more(state: Path) -> None:
+            write_json(state / METRICS, measures, indent=2)
+    else:
+        learned = learn(
+            left.team,
+            left.engines,
+            read_records(steps.drawn),
+            config,
+            iteration=iteration,
+            environment_steps=left.environment_steps,
+            load_initial=lambda: policy(job, 0, config.reference_devices),
+        )
+
+        def write_more(state: Path) -> None:
+            return None
+
     left.environment_steps = learned.environment_steps
-    _write(job, iteration, steps, left, learned)
+    write_finished(job, iteration, steps, left, learned, entry_of(steps), write_more)
     return steps.policy
 
 
-def _write(job: Job, iteration: int, steps: Steps, left: Live, learned: Learned) -> None:
+def write_finished(
+    job: Job,
+    iteration: int,
+    steps: Steps,
+    left: Live,
+    learned: Learned,
+    entry: IterationEntry | None,
+    write_more: Callable[[Path], object] = lambda state: None,
+) -> None:
+    """Write the finished state (`write_more` adds to its folder) and the new policies with their manifest to `steps`.
+
+    `entry` is the iteration file that the iteration wrote, None for algorithms that write none.
+    """
     with whole_folder(steps.state) as state:
         save_training_state(state, left.engines, job.config.training, iteration, learned)
+        write_more(state)
     before = job.store.manifest(iteration - 1)
     manifest = before.next(
         inputs=steps.inputs,
         previous=manifest_digest(job.store, iteration - 1),
-        entry=entry_of(steps),
+        entry=entry,
         environment_steps=learned.environment_steps,
     )
-    publish_policy(steps.policy, left.team, manifest)
+    publish_policy(steps.policy, left.team, manifest, beside={FOLDER: steps.reward_model})
     _unpublished[(job.work_root, iteration)] = left
 
 
@@ -96,12 +123,7 @@ def _is_published(finished: Path, target: Path, state: Path) -> bool:
     )
 
 
-def read_records(path: Path) -> list[PairRecord]:
-    """The pairs that `sample` drew."""
-    return [from_json(value, f"{path}: line {number}") for number, value in iter_jsonl(path)]
-
-
 def update_metrics(job: Job, iteration: int) -> list[dict[str, Any]]:
     """The metrics of every optimizer step of a published iteration."""
-    path = job.store.training_state(iteration) / UPDATES
+    path = curve_path(job, iteration, UPDATES)
     return read_jsonl(path) if path.is_file() else []

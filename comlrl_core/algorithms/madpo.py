@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from comlrl_core.engine.protocol import Engine, StepResult
+from comlrl_core.algorithms.shared import NONFINITE_LIMIT, Metrics
+from comlrl_core.engine.protocol import Engine, StepResult, agents_by_engine
 from comlrl_core.errors import ConfigError, DataError, TrainingError
 from comlrl_core.progress import progress
 from comlrl_core.rl.logprobs import mean_logprobs, sequence_logprobs
@@ -24,9 +25,6 @@ from comlrl_core.rl.preference import LossType, preference_accuracy, preference_
 from comlrl_core.team.scoring import score_completions, scoring_mode
 
 Ids = tuple[int, ...]
-Metrics = dict[str, Any]
-
-NONFINITE_LIMIT = 3  # non-finite batches in a row that end a run although each may be skipped
 
 
 @dataclass(frozen=True)
@@ -208,7 +206,7 @@ def update(
     if not pairs:
         return []
     if start_epoch == 0:
-        for engine, _ in _agents_by_engine(engines):
+        for engine, _ in agents_by_engine(engines):
             engine.begin(num_steps(len(pairs), settings))
 
     history: list[Metrics] = []
@@ -278,7 +276,7 @@ def _train_minibatch(
     reference: Tensor | None,
 ) -> tuple[Metrics, str]:
     """At most one optimizer step of every engine; the metrics, and what was not finite ("" if all was)."""
-    groups = _agents_by_engine(engines)
+    groups = agents_by_engine(engines)
     # By length: neighbours share a micro-batch, which saves pads. The sum does not depend on the order.
     live = sorted((i for i in batch if pairs[i].scored_tokens), key=lambda i: pairs[i].longest)
     rows: list[Tensor] = []
@@ -319,14 +317,6 @@ def _train_minibatch(
         "masked_pairs": len(batch) - len(live),
         "skipped": int(any(result.skipped for result in steps)),
     }, nonfinite
-
-
-def _agents_by_engine(engines: Sequence[Engine]) -> list[tuple[Engine, list[int]]]:
-    """Each engine once, with the agents that it trains, in agent order."""
-    groups: dict[int, tuple[Engine, list[int]]] = {}
-    for agent, engine in enumerate(engines):
-        groups.setdefault(id(engine), (engine, []))[1].append(agent)
-    return list(groups.values())
 
 
 def _joint_loss(margins: Sequence[Tensor], agents: Sequence[int], settings: MADPOUpdateSettings) -> Tensor:

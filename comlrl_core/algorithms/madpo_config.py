@@ -51,12 +51,7 @@ class MADPOConfig(
                 "madpo-kl",
                 "reference_kl_enabled has no effect on MADPO's loss; see `reference` for a reference policy",
             )
-        if self.top_p < 1.0 or self.top_k is not None:
-            say_once(
-                "truncated-sampler",
-                f"top_p {self.top_p} and top_k {self.top_k} truncate the sampler; log-probabilities are scored on the "
-                "full vocabulary. Set top_p: 1.0 and top_k: null to train on what is sampled",
-            )
+        self.say_if_truncated()
 
 
 class MADPOIterConfig(fields.ReplayFields, fields.ComparatorFields, MADPOConfig):

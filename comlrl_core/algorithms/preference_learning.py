@@ -1,62 +1,38 @@
 """From preference records to updated policies: what every MADPO door does in one iteration's update."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from comlrl_core.algorithms import madpo
 from comlrl_core.algorithms.madpo_config import MADPOConfig
-from comlrl_core.engine.local import build_engines
-from comlrl_core.engine.protocol import Engine, OptimizerSettings
+from comlrl_core.algorithms.shared import (
+    UPDATES,
+    Learned,
+    load_training_state,
+    make_engines,
+    sampling,
+    save_training_state,
+)
+from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import DataError
-from comlrl_core.files import read_json, write_json, write_jsonl
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.randomness import generator
-from comlrl_core.store import PROGRESS
-from comlrl_core.team.generation import Sampling
 from comlrl_core.team.team import Team
 
+__all__ = [
+    "UPDATES",
+    "Learned",
+    "learn",
+    "load_training_state",
+    "make_engines",
+    "pair_tokens",
+    "sampling",
+    "save_training_state",
+]
+
 logger = logging.getLogger(__name__)
-
-UPDATES = "updates.jsonl"
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What an update did: the metrics of each optimizer step, and the environment steps trained so far."""
-
-    history: list[madpo.Metrics]
-    environment_steps: int
-
-
-def sampling(config: MADPOConfig) -> Sampling:
-    """How this run samples its training answers."""
-    return Sampling(
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-    )
-
-
-def make_engines(team: Team, config: MADPOConfig) -> list[Engine]:
-    """One engine per agent (one for all agents that share a model), with fresh optimizer moments."""
-    settings = OptimizerSettings(
-        learning_rate=config.agent_learning_rate,
-        weight_decay=config.weight_decay,
-        beta1=config.adam_beta1,
-        beta2=config.adam_beta2,
-        epsilon=config.adam_epsilon,
-        gradient_clip=config.gradient_clip,
-        lr_schedule=config.lr_schedule,
-        lr_warmup_steps=config.lr_warmup_steps,
-    )
-    return build_engines(team.models, settings)
 
 
 def learn(
@@ -170,42 +146,3 @@ def _reference(
         models = load_initial().models
     batch_size = settings.micro_batch_size or settings.train_batch_size
     return madpo.reference_margins(models, pairs, team.pad_ids, batch_size, settings.normalised)
-
-
-def save_training_state(
-    folder: Path, engines: Sequence[Engine], config: MADPOConfig, iteration: int, learned: Learned
-) -> None:
-    """Write what the next iteration needs beside the weights: optimizer moments where they carry over, and counters."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if config.optimizer_state == "carry":
-        for index, engine in _unique(engines):
-            (folder / f"engine_{index}").mkdir(exist_ok=True)
-            engine.save_state(folder / f"engine_{index}")
-    write_jsonl(folder / UPDATES, [_finite(metrics) for metrics in learned.history])
-    write_json(folder / PROGRESS, {"iteration": iteration, "environment_steps": learned.environment_steps}, indent=2)
-
-
-def load_training_state(folder: Path, engines: Sequence[Engine], config: MADPOConfig) -> int:
-    """Restore what `save_training_state` wrote into fresh `engines`; returns the environment steps trained so far."""
-    if config.optimizer_state == "carry":
-        for index, engine in _unique(engines):
-            saved = folder / f"engine_{index}"
-            if saved.is_dir():  # the initial state has no moments
-                engine.load_state(saved)
-    steps = read_json(folder / PROGRESS).get("environment_steps")
-    if not isinstance(steps, int):
-        raise DataError(f"{folder / PROGRESS}: environment_steps must be a whole number, not {steps!r}")
-    return steps
-
-
-def _finite(metrics: madpo.Metrics) -> dict[str, Any]:
-    """Strict JSON has no NaN; what a skipped update could not measure becomes null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
-
-
-def _unique(engines: Sequence[Engine]) -> list[tuple[int, Engine]]:
-    """Each engine once, with the index of the first agent that it trains."""
-    first: dict[int, tuple[int, Engine]] = {}
-    for index, engine in enumerate(engines):
-        first.setdefault(id(engine), (index, engine))
-    return list(first.values())

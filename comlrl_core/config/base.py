@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from comlrl_core.errors import ConfigError
 
@@ -19,6 +19,20 @@ class Settings(BaseModel):
         protected_namespaces=(),
         hide_input_in_errors=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` would pass for 1 where a number is expected."""
+        if isinstance(value, bool) and bool not in _plain_types(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError(f"{str(value).lower()} is not allowed here")
+        return value
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    """The types in an annotation, those inside unions, lists and `Annotated` included."""
+    inner = get_args(annotation)
+    return {annotation}.union(*map(_plain_types, inner)) if inner else {annotation}
 
 
 SECRET_FIELDS = "comparator_api_"

@@ -8,6 +8,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
+from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
+from comlrl_core.algorithms.reinforce_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 from comlrl_core.config.run import RunConfig
 
 INTRODUCTION = """# Settings
@@ -20,6 +22,19 @@ The defaults below are those of a setting that is left out. For training setting
 """
 
 
+# Algorithm, its settings, and the algorithm (with its settings) that its table is compared with.
+SIBLINGS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None, str], ...] = (
+    ("madpo_iter", MADPOIterConfig, None, ""),
+    ("madpo", MADPOConfig, MADPOIterConfig, "madpo_iter"),
+    ("marlhf_iter", MARLHFIterConfig, MADPOIterConfig, "madpo_iter"),
+    ("marlhf", MARLHFConfig, MARLHFIterConfig, "marlhf_iter"),
+    ("magrpo", MAGRPOConfig, None, ""),
+    ("marloo", MARLOOConfig, MAGRPOConfig, "magrpo"),
+    ("maremax", MAReMaxConfig, MAGRPOConfig, "magrpo"),
+    ("mareinforce", MAREINFORCEConfig, MAGRPOConfig, "magrpo"),
+)
+
+
 def settings_markdown() -> str:
     """The reference page of all settings (`docs/settings.md`)."""
     parts = [INTRODUCTION, "## Top level\n\n" + _table(RunConfig, skip_sections=True)]
@@ -27,14 +42,11 @@ def settings_markdown() -> str:
         model = _section(field)
         if model is not None and name != "training":
             parts.append(f"## `{name}`\n\n{field.description}\n\n{_table(model)}")
-    parts.append(
-        "## `training` with `algorithm: madpo_iter`\n\nIn Python: `MADPOIterConfig`.\n\n" + _table(MADPOIterConfig)
-    )
-    other = _table(MADPOConfig, only_where_different_from=MADPOIterConfig)
-    parts.append(
-        "## `training` with `algorithm: madpo`\n\nIn Python: `MADPOConfig`. The fields of the table above without "
-        f"replay, comparator and iterations; other defaults and choices:\n\n{other}"
-    )
+    for algorithm, model, twin, twin_name in SIBLINGS:
+        head = f"## `training` with `algorithm: {algorithm}`\n\nIn Python: `{model.__name__}`."
+        if twin is not None:
+            head += f" As for `{twin_name}`, with these fields more or other defaults and choices:"
+        parts.append(f"{head}\n\n{_table(model, only_where_different_from=twin)}")
     return "\n".join(parts)
 
 
@@ -50,8 +62,11 @@ def _table(
         row = f"| `{name}` | {_default(field)} | {_allowed(field)} | {field.description or ''} |"
         other = only_where_different_from
         if other is not None:
-            twin = other.model_fields[name]
-            if row == f"| `{name}` | {_default(twin)} | {_allowed(twin)} | {twin.description or ''} |":
+            twin = other.model_fields.get(name)
+            if (
+                twin is not None
+                and row == f"| `{name}` | {_default(twin)} | {_allowed(twin)} | {twin.description or ''} |"
+            ):
                 continue
         rows.append(row)
     return "\n".join(rows) + "\n"

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from comlrl_core.config.base import Settings
+from comlrl_core.notices import say_once
 
 
 def _one_for_all(devices: object) -> object:
@@ -40,6 +41,15 @@ class SamplingFields(Settings):
         description="Nucleus mass kept by the sampler; 1.0 = off (shipped settings: 1.0).",
     )
     top_k: int | None = Field(50, ge=1, description="Tokens kept by the sampler; null = all (shipped settings: null).")
+
+    def say_if_truncated(self) -> None:
+        """Say once that the sampler draws from fewer tokens than log-probabilities are scored on."""
+        if self.top_p < 1.0 or self.top_k is not None:
+            say_once(
+                "truncated-sampler",
+                f"top_p {self.top_p} and top_k {self.top_k} truncate the sampler; log-probabilities are scored on the "
+                "full vocabulary. Set top_p: 1.0 and top_k: null to train on what is sampled",
+            )
 
 
 class RunningFields(Settings):
@@ -129,13 +139,27 @@ class OptimizationFields(Settings):
         return self
 
 
-class RolloutFields(Settings):
-    """Buffers, and the rollout fields that preference algorithms accept at their defaults alone."""
+class BufferFields(Settings):
+    """What waits for an update, and what one optimizer step takes of it."""
 
     rollout_buffer_size: int = Field(2, ge=1, description="Samples (pairs) that wait for one update.")
     train_batch_size: int | None = Field(
         None, ge=1, description="Samples (pairs) in one optimizer step; null = rollout_buffer_size."
     )
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> "BufferFields":
+        if self.train_batch_size is not None and self.train_batch_size > self.rollout_buffer_size:
+            raise ValueError(
+                f"train_batch_size {self.train_batch_size} is above rollout_buffer_size {self.rollout_buffer_size}; "
+                "an update takes its minibatch from the buffer"
+            )
+        return self
+
+
+class RolloutFields(BufferFields):
+    """The rollout fields that preference algorithms accept at their defaults alone."""
+
     num_turns: int = Field(1, description="Turns of a task; preference algorithms train on one.")
     joint_mode: str = Field("aligned", description="How responses form joint responses; `aligned` alone here.")
     discount: float = Field(1.0, description="Not used by preference algorithms.")
@@ -143,15 +167,6 @@ class RolloutFields(Settings):
     external_prompt_passthrough: bool = Field(False, description="Not used by preference algorithms.")
     advantage_normalization: bool = Field(True, description="Not used by MADPO.")
     advantage_mode: str = Field("mean", description="Not used by MADPO.")
-
-    @model_validator(mode="after")
-    def _batch_fits(self) -> "RolloutFields":
-        if self.train_batch_size is not None and self.train_batch_size > self.rollout_buffer_size:
-            raise ValueError(
-                f"train_batch_size {self.train_batch_size} is above rollout_buffer_size {self.rollout_buffer_size}; "
-                "an update takes its minibatch from the buffer"
-            )
-        return self
 
     def pairs_per_update(self) -> int:
         """Pairs in one optimizer step."""

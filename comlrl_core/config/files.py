@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """`values` with `section.key=value` replaced; the values are YAML (`null`, `0.3`, `[a, b]`).
 
-    An override of `num_iterations` drops the spelt-out chain, which no longer fits.
+    An override of `num_iterations` or `algorithm` drops the spelt-out chain, which no longer fits.
     """
     result = _copy(values)
     for override in overrides:
@@ -53,9 +53,9 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
             target = inner
         # Errors show the name alone: the value may be a key that somebody takes for a setting.
         target[parts[-1]] = _parse(text, f"--set {name.strip()}")
-    if result.get("num_iterations") != values.get("num_iterations"):
-        result.pop("iterations", None)
-        result.pop("last_iteration", None)
+    if any(result.get(name) != values.get(name) for name in ("num_iterations", "algorithm")):
+        for name in ("iterations", "epochs", "last_iteration"):
+            result.pop(name, None)
     return result
 
 
@@ -82,6 +82,8 @@ def _parse(text: str, source: str) -> Any:
         raise ConfigError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
     except YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a date that there is not, a number of 5,000 digits, endless nesting
+        raise ConfigError(f"{source}: not valid YAML: {str(error).partition(';')[0]}") from None
 
 
 def _copy(value: Any) -> Any:

@@ -1,16 +1,36 @@
 """All settings of one training run: what `params.yaml` holds and what the Prefect form asks for."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
+from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFFields, MARLHFIterConfig
+from comlrl_core.algorithms.reinforce_config import (
+    REINFORCE_CONFIGS,
+    MAGRPOConfig,
+    MAREINFORCEConfig,
+    MAReMaxConfig,
+    MARLOOConfig,
+)
 from comlrl_core.config.base import Settings
 
-TRAINING_CONFIGS: dict[str, type[MADPOConfig]] = {"madpo": MADPOConfig, "madpo_iter": MADPOIterConfig}
+Preferences = MARLHFIterConfig | MARLHFConfig | MADPOIterConfig | MADPOConfig
+Rewards = MAGRPOConfig | MARLOOConfig | MAReMaxConfig | MAREINFORCEConfig
+Training = Preferences | Rewards
+TRAINING_CONFIGS: dict[str, type[Training]] = {
+    "madpo": MADPOConfig,
+    "madpo_iter": MADPOIterConfig,
+    "marlhf": MARLHFConfig,
+    "marlhf_iter": MARLHFIterConfig,
+    **REINFORCE_CONFIGS,
+}
+OFFLINE = ("madpo", "marlhf")
+# What the number of iterations is called among the training settings, where it has a name there.
+LENGTHS = ("num_iterations", "num_train_epochs")
 INITIAL_ITERATION = "0000"
 
 
@@ -72,6 +92,11 @@ class TaskSettings(Settings):
     num_train: int | None = Field(48, ge=1, description="Training tasks used; null = all of a file.")
     num_eval: int | None = Field(48, ge=1, description="Held-out tasks used; null = all of a file.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the built-in task generators.")
+    transition: str | None = Field(
+        None,
+        description="What happens between turns (rollouts of several turns): `builtin:length_ratio`, "
+        "`package.module:function` or `my_tasks.py:function`.",
+    )
 
 
 class RewardSettings(Settings):
@@ -113,14 +138,26 @@ class TrackingSettings(Settings):
 class RunConfig(Settings):
     """One training run, whichever door it comes through."""
 
-    algorithm: Literal["madpo_iter", "madpo"] = Field("madpo_iter", description="Iterative or offline multi-agent DPO.")
+    form_of: ClassVar[type[Settings]] = MADPOIterConfig  # whose training settings a form asks for
+
+    algorithm: Literal["madpo_iter", "madpo", "marlhf_iter", "marlhf", "magrpo", "marloo", "maremax", "mareinforce"] = (
+        Field(
+            "madpo_iter",
+            description="From preferences: madpo_iter, marlhf_iter (through a reward model), madpo, marlhf (offline). "
+            "From rewards: magrpo, marloo, maremax, mareinforce.",
+        )
+    )
     num_iterations: int = Field(
-        6, ge=1, le=9999, description="Iterations of collect, draw and update (1 for the offline algorithm)."
+        6,
+        ge=1,
+        le=9999,
+        description="Iterations of collect, draw and update; for algorithms that learn from rewards: passes over the "
+        "tasks; 1 for the offline algorithm.",
     )
     team: TeamSettings = Field(default_factory=TeamSettings, description="Who answers.")
     tasks: TaskSettings = Field(default_factory=TaskSettings, description="What is answered.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="Who scores the answers.")
-    training: MADPOIterConfig | MADPOConfig = Field(
+    training: Training = Field(
         default_factory=dict,
         validate_default=True,
         description="How the team learns (the published settings).",
@@ -131,7 +168,7 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _one_collection_offline(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("algorithm") == "madpo" and "num_iterations" not in values:
+        if isinstance(values, Mapping) and values.get("algorithm") in OFFLINE and "num_iterations" not in values:
             return {**values, "num_iterations": 1}
         return values
 
@@ -143,31 +180,36 @@ class RunConfig(Settings):
         count = info.data.get("num_iterations")
         if model is None or count is None:
             return model_free(training)
-        if isinstance(training, MADPOConfig):
+        if isinstance(training, Settings):
             training = training.model_dump(exclude_unset=True)
         if not isinstance(training, Mapping):
             raise ValueError("a mapping of training settings is needed")
-        training = _without_unused_iterative_fields(dict(training), model)
-        if "num_iterations" in model.model_fields:
-            if training.setdefault("num_iterations", count) != count:
+        training = _without_unused_fields(dict(training), model, cls.form_of)
+        if info.data["algorithm"] in OFFLINE:
+            if count != 1:
                 raise ValueError(
-                    f"num_iterations {training['num_iterations']} here differs from the top level's {count}; "
-                    "set the top level's alone"
+                    f"num_iterations must be 1 for the offline algorithm {info.data['algorithm']}, not {count}"
                 )
-        elif count != 1:
-            raise ValueError(f"num_iterations must be 1 for the offline algorithm madpo, not {count}")
+            return model.model_validate(training)
+        name = length_field(model)
+        if training.setdefault(name, count) != count:
+            raise ValueError(
+                f"{name} {training[name]} here differs from the top level's num_iterations {count}; "
+                "set the top level's alone"
+            )
         return model.model_validate(training)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """A form asks for the iterative algorithm's training settings: they include the offline one's.
+        """A form asks for one algorithm's training settings, which include those of its siblings.
 
-        One schema instead of a choice of two lets the check of a form name the field at fault.
+        One schema instead of a choice of several lets the check of a form name the field at fault.
         """
         schema = handler.resolve_ref_schema(handler(core_schema))
         training = schema["properties"]["training"]
-        iterative = training.pop("anyOf")[0]
-        schema["properties"]["training"] = {**training, **iterative}
+        choices = training.pop("anyOf")
+        kinds = [kind.__name__ for kind in get_args(Training)]
+        schema["properties"]["training"] = {**training, **choices[kinds.index(cls.form_of.__name__)]}
         return schema
 
     @model_validator(mode="after")
@@ -186,22 +228,67 @@ class RunConfig(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _turns_have_a_transition(self) -> "RunConfig":
+        if self.training.num_turns > 1 and self.tasks.transition is None:
+            raise ValueError(
+                f"training.num_turns {self.training.num_turns} needs tasks.transition, a function between turns"
+            )
+        return self
+
+    def learns_from_rewards(self) -> bool:
+        """Whether policies learn from the rewards of their rollouts, without preference pairs."""
+        return isinstance(self.training, MAGRPOConfig)
+
+    def fits_reward_model(self) -> bool:
+        """Whether pairs teach a reward model, and this the policies."""
+        return isinstance(self.training, MARLHFFields)
+
     def values(self) -> dict[str, Any]:
         """Every setting as plain data, ready for YAML, JSON or a form (`num_iterations` once, at the top)."""
         values = self.model_dump(mode="json")
-        values["training"].pop("num_iterations", None)
+        if self.algorithm not in OFFLINE:
+            values["training"].pop(length_field(type(self.training)))
         return values
 
 
-def _without_unused_iterative_fields(training: dict[str, Any], model: type[MADPOConfig]) -> dict[str, Any]:
-    """Leave out iterative settings at their defaults where the algorithm has none: a form sends them all."""
-    fields = MADPOIterConfig.model_fields
-    unused = [name for name in training if name in fields and name not in model.model_fields]
-    return {
-        name: value
-        for name, value in training.items()
-        if name not in unused or value != fields[name].get_default(call_default_factory=True)
-    }
+class PreferenceRun(RunConfig):
+    """A run that learns from preferences."""
+
+    form_of: ClassVar[type[Settings]] = MARLHFIterConfig
+
+    algorithm: Literal["madpo_iter", "madpo", "marlhf_iter", "marlhf"] = Field(
+        "madpo_iter",
+        description="Directly from pairs (madpo_iter, offline madpo) or through a reward model (marlhf_iter, marlhf).",
+    )
+
+
+class RewardRun(RunConfig):
+    """A run that learns from the rewards of its rollouts."""
+
+    form_of: ClassVar[type[Settings]] = MAGRPOConfig
+
+    algorithm: Literal["magrpo", "marloo", "maremax", "mareinforce"] = Field(
+        "magrpo",
+        description="The baseline of a rollout's returns: group mean, mean of the others, group maximum, none.",
+    )
+
+
+def length_field(model: type[Settings]) -> str:
+    """The training setting that counts iterations: `num_iterations`, or `num_train_epochs` where there is no such."""
+    return next(name for name in LENGTHS if name in model.model_fields)
+
+
+def _without_unused_fields(training: dict[str, Any], model: type[Settings], form: type[Settings]) -> dict[str, Any]:
+    """Leave out what a form sends at its default although this algorithm has no such setting, or no choice of it."""
+    fields = form.model_fields
+
+    def is_unused(name: str, value: Any) -> bool:
+        if name not in fields or value != fields[name].get_default(call_default_factory=True):
+            return False
+        return name not in model.model_fields or len(get_args(model.model_fields[name].annotation)) == 1
+
+    return {name: value for name, value in training.items() if not is_unused(name, value)}
 
 
 def model_free(training: Any) -> Any:
@@ -210,20 +297,27 @@ def model_free(training: Any) -> Any:
 
 
 class ParamsFile(RunConfig):
-    """`params.yaml`: a run, and the chain of iterations spelt out for DVC."""
+    """`params.yaml`: a run, and the chain of its iterations spelt out for DVC."""
 
     last_iteration: str | None = Field(None, pattern=r"^\d{4}$", description="Name of the last iteration.")
     iterations: dict[str, dict[str, str]] | None = Field(
-        None, description="Iteration name -> {previous: name of the iteration before}."
+        None, description="Iteration name -> {previous: name of the iteration before}; empty where `epochs` is used."
+    )
+    epochs: dict[str, dict[str, str]] | None = Field(
+        None, description="The same for algorithms that learn from rewards; empty where `iterations` is used."
     )
 
     @model_validator(mode="after")
     def _chain_is_whole(self) -> "ParamsFile":
-        if self.iterations is None and self.last_iteration is None:
+        if self.iterations is None and self.epochs is None and self.last_iteration is None:
             return self
-        if self.iterations != chain(self.num_iterations) or self.last_iteration != iteration_key(self.num_iterations):
+        used, unused = self.iterations, self.epochs
+        if self.learns_from_rewards():
+            used, unused = unused, used
+        if used != chain(self.num_iterations) or unused or self.last_iteration != iteration_key(self.num_iterations):
             raise ValueError(
-                f"`iterations` and `last_iteration` do not spell num_iterations: {self.num_iterations}; "
+                "`iterations`, `epochs` and `last_iteration` do not spell "
+                f"num_iterations: {self.num_iterations} for algorithm: {self.algorithm}; "
                 f"run `comlrl iterations {self.num_iterations}`"
             )
         return self
@@ -234,5 +328,16 @@ class ParamsFile(RunConfig):
 
 
 def chain(num_iterations: int) -> dict[str, dict[str, str]]:
-    """The `iterations` mapping of `params.yaml`: each iteration names the one before."""
+    """The chain of `params.yaml`: each iteration names the one before."""
     return {iteration_key(n): {"previous": iteration_key(n - 1)} for n in range(1, num_iterations + 1)}
+
+
+def chains(config: RunConfig) -> dict[str, Any]:
+    """What `params.yaml` holds beside the settings, for DVC."""
+    spelt = chain(config.num_iterations)
+    rewards = config.learns_from_rewards()
+    return {
+        "last_iteration": iteration_key(config.num_iterations),
+        "iterations": {} if rewards else spelt,
+        "epochs": spelt if rewards else {},
+    }

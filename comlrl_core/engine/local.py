@@ -70,7 +70,7 @@ class LocalEngine:
         Raises:
             ConfigError: the schedule decays and `begin` was not called.
         """
-        if self._total_steps is None and self.settings.lr_schedule in ("linear", "cosine"):
+        if self._total_steps is None and self._decays:
             raise ConfigError(
                 f"lr_schedule {self.settings.lr_schedule!r} needs begin(total_steps) before the first step"
             )
@@ -94,6 +94,11 @@ class LocalEngine:
         for tensor in (*self._parameters.values(), *self._masters.values()):
             tensor.grad = None
 
+    @property
+    def _decays(self) -> bool:
+        """Whether the schedule depends on how many steps there will be."""
+        return self.settings.lr_schedule in ("linear", "cosine")
+
     def save_state(self, directory: Path) -> None:
         """Writes moments, fp32 masters and the schedule to `directory/engine.safetensors`.
 
@@ -104,7 +109,7 @@ class LocalEngine:
         for name, tensor in self._optimised.items():
             tensors |= {f"{key}/{name}": value for key, value in self._optimizer.state.get(tensor, {}).items()}
         # One metadata entry only: safetensors writes several in no fixed order.
-        header = {"format": _FORMAT, "step": self._step, "total_steps": self._total_steps}
+        header = {"format": _FORMAT, "step": self._step, "total_steps": self._total_steps if self._decays else None}
         metadata = {"engine": json.dumps(header, sort_keys=True)}
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / STATE_FILE

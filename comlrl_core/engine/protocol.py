@@ -1,6 +1,7 @@
 """What an algorithm may ask of the thing that trains a model."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, get_args
@@ -97,6 +98,14 @@ class Engine(Protocol):
     def load_state(self, directory: Path) -> None:
         """Restores what `save_state` wrote, bit for bit, for a model with the weights of that moment."""
         ...
+
+
+def agents_by_engine(engines: Sequence[Engine]) -> list[tuple[Engine, list[int]]]:
+    """Each engine once, with the agents that it trains, in agent order."""
+    groups: dict[int, tuple[Engine, list[int]]] = {}
+    for agent, engine in enumerate(engines):
+        groups.setdefault(id(engine), (engine, []))[1].append(agent)
+    return list(groups.values())
 
 
 def learning_rate_at(settings: OptimizerSettings, step: int, total_steps: int) -> float:

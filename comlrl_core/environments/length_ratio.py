@@ -1,9 +1,10 @@
 """Two agents get the same short sentence; the second should answer two to three times as long as the first.
 
 Made for trying things out: it runs on a CPU with `builtin:tiny`, whose bundled grammar its sentences come
-from. The reward is `builtin:length_ratio`.
+from. The reward is `builtin:length_ratio`. Over several turns, `transition` tells the agents how long their texts were.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from comlrl_core.environments.grammar import sentences
@@ -27,6 +28,24 @@ def make_tasks(
     # Evaluation tasks first: asking for more training tasks then leaves them as they are.
     held_out, train = prompts[:num_eval], prompts[num_eval:]
     return _rows("train", train), _rows("eval", held_out)
+
+
+def transition(
+    prompt: str,
+    agent_completions: Sequence[str],
+    num_agents: int,
+    prompt_history_per_agent: Sequence[Sequence[str]] | None = None,
+    response_history_per_agent: Sequence[Sequence[str]] | None = None,
+) -> list[str]:
+    """Next turn: every agent is told the lengths (in characters) of all texts so far written, its own first.
+
+    An `external_transition`: returns one prompt per agent, the task's prompt with `(you 12, other 30)` before it.
+    """
+    lengths = [len(text) for text in agent_completions]
+    return [
+        f"({', '.join([f'you {lengths[i]}', *(f'other {n}' for j, n in enumerate(lengths) if j != i)])}) {prompt}"
+        for i in range(num_agents)
+    ]
 
 
 def _rows(split: str, prompts: list[str]) -> list[dict[str, Any]]:

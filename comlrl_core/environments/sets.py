@@ -37,10 +37,10 @@ def _rows(part: str, source: str, num_train: int | None, num_eval: int | None, s
     if source.startswith(BUILTIN_PREFIX):
         return make_builtin_tasks(source, num_train, num_eval, seed)[0 if part == "train" else 1]
     limit = num_train if part == "train" else num_eval
-    return load_tasks(_located(source, root), limit)
+    return load_tasks(below(root, source), limit)
 
 
-def _located(source: str, root: Path) -> str:
+def below(root: Path, source: str) -> str:
     """A relative file as seen from `root`, with its slice kept; a data set's name as it is."""
     name = source.partition("[")[0]
     return str(root / source) if (root / name).exists() else source

@@ -25,6 +25,10 @@ TASK_SETS = {
     "writing_prompts": "comlrl_core.environments.writing_prompts",
 }
 _BRACKETS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<part>.+)\]")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+# What a folder may hold for `datasets.load_dataset`; and what names a file, so that a missing one is no data-set name.
+_DATA_SUFFIXES = (*FILE_KINDS, ".json", ".arrow", ".txt", ".gz", ".zst", ".zip", ".tar")
+_OTHER_SUFFIXES = (".json", ".txt", ".tsv", ".xlsx", ".yaml", ".yml", ".md", ".gz", ".zip", ".ndjson", ".py")
 _RANGE = re.compile(r"(?P<start>-?\d*):(?P<stop>-?\d*)")
 
 TaskSource = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
@@ -43,6 +47,11 @@ def load_tasks(source: TaskSource, limit: int | None = None) -> list[dict[str, A
     NumPy values become plain ones, dates their ISO form. Raises `DataError` naming the source and the row
     (files: the line).
     """
+    return [row for _, row in locate_tasks(source, limit)]
+
+
+def locate_tasks(source: TaskSource, limit: int | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of `load_tasks`, each with where it stands: `tasks.jsonl: line 3`."""
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise DataError(f"tasks: the limit must be null or at least 1, got {limit}")
     if isinstance(source, str | os.PathLike):
@@ -99,18 +108,43 @@ def _from_object(source: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"tasks: row {index}", row
 
 
+def needs_datasets(source: str) -> bool:
+    """Whether only `datasets.load_dataset` can read `source`: a name on the hub or a folder, no built-in set, no file.
+
+    Raises `DataError` for what is neither: a file of another kind, a path to nothing, a folder without data files.
+    """
+    if source.startswith(BUILTIN_PREFIX):
+        return False
+    base, _ = _parts(source)
+    path = Path(base)
+    kinds = ", ".join(FILE_KINDS)
+    if path.suffix in FILE_KINDS:
+        return False
+    if path.is_dir():
+        if not any(file.suffix in _DATA_SUFFIXES for file in path.rglob("*")):
+            raise DataError(f"{base}: a folder without data files; allowed: a file of {kinds}, or a data-set name")
+        return True
+    if path.is_file():
+        raise DataError(f"{base}: {path.suffix or 'no suffix'} is no kind of task file; allowed: {kinds}")
+    if base.startswith((".", "/", "~")) or base.count("/") > 1 or path.suffix in _OTHER_SUFFIXES:
+        raise DataError(f"{base}: there is no such task file; allowed: a file of {kinds}, or a data-set name")
+    if not _HUB_NAME.fullmatch(base):
+        raise DataError(f"{base!r} is neither a file of {kinds} nor the name of a data set")
+    return True
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """`name[part]` as (name, part); the part is empty where there is none."""
+    match = _BRACKETS.fullmatch(name)
+    return (match["name"], match["part"]) if match and not Path(name).exists() else (name, "")
+
+
 def _from_name(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if name.startswith(BUILTIN_PREFIX):
         raise DataError(f"{name}: a built-in task set is made, not loaded (make_builtin_tasks)")
-    match = _BRACKETS.fullmatch(name)
-    base, part = (match["name"], match["part"]) if match and not Path(name).exists() else (name, "")
-    path = Path(base)
-    if path.suffix in FILE_KINDS:
-        return _slice_rows(_from_file(path), part, name)
-    if path.is_file():
-        raise DataError(
-            f"{base}: {path.suffix or 'no suffix'} is no kind of task file; allowed: {', '.join(FILE_KINDS)}"
-        )
+    base, part = _parts(name)
+    if not needs_datasets(name):
+        return _slice_rows(_from_file(Path(base)), part, name)
     return _from_hub(base, f"{DEFAULT_SPLIT}[{part}]" if _RANGE.fullmatch(part) else part or DEFAULT_SPLIT)
 
 
@@ -212,7 +246,7 @@ def _plain(value: Any, where: str) -> Any:
     raise DataError(f"{where}: a {type(value).__name__} cannot be kept in a task file")
 
 
-def _with_ids(located: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _with_ids(located: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
     copies: dict[str, int] = {}
     named: list[tuple[str, dict[str, Any]]] = []
     for where, row in located:
@@ -226,7 +260,7 @@ def _with_ids(located: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]
             task_id = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
         named.append((where, {**row, "task_id": task_id}))
     _check_ids(named)
-    return [row for _, row in named]
+    return named
 
 
 def _check_ids(located: Iterable[tuple[str, Mapping[str, Any]]]) -> None:

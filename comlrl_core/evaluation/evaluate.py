@@ -1,9 +1,12 @@
 """Evaluate: the current policies answer held-out tasks and the task reward scores them."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from comlrl_core.errors import DataError
+from comlrl_core.preference import fields
 from comlrl_core.preference.candidates import JointResponse
 from comlrl_core.preference.collection import answer
 from comlrl_core.preference.scoring import oracle_prompt
@@ -92,7 +95,21 @@ def sample_to_json(sample: EvaluatedSample) -> dict[str, Any]:
     return asdict(sample)
 
 
-def sample_from_json(values: Mapping[str, Any]) -> EvaluatedSample:
-    """The sample that `sample_to_json` wrote."""
-    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return EvaluatedSample(**fields)
+def sample_from_json(values: Mapping[str, Any], where: str = "sample") -> EvaluatedSample:
+    """The sample that `sample_to_json` wrote. Raises `DataError` naming `where` and the field."""
+    value = dict(values)
+    fields.exact_keys(value, [field.name for field in dataclasses.fields(EvaluatedSample)], (), where)
+    texts = fields.strings(value, "texts", where)
+    for key, kind in (("characters", int), ("tokens", int), ("finished", bool)):
+        if not isinstance(value[key], list) or any(type(item) is not kind for item in value[key]):
+            raise DataError(f"{where}: field {key!r}: expected a list of {kind.__name__}, found {value[key]!r}")
+        fields.per_agent(value[key], key, where, len(texts))
+    return EvaluatedSample(
+        task_id=fields.string(value, "task_id", where),
+        sample=fields.integer(value, "sample", where, minimum=0),
+        reward=fields.optional_number(value, "reward", where),
+        characters=tuple(value["characters"]),
+        tokens=tuple(value["tokens"]),
+        finished=tuple(value["finished"]),
+        texts=texts,
+    )

@@ -58,6 +58,8 @@ class Oracle:
             raise ConfigError(f"on_bad_reward: {on_bad_reward!r} is unknown; allowed: fail, drop")
         if processor is not None and not callable(processor):
             raise ConfigError(f"reward_processor: a {type(processor).__name__} cannot be called")
+        if processor is not None:
+            _check_processor(processor)
         self.func = func
         self.num_agents = num_agents
         self.processor = processor
@@ -177,6 +179,19 @@ def accepted_keywords(func: RewardFunction, num_agents: int, name: str) -> tuple
             f"positional parameter per agent (or *completions); batch_items and prompts are passed by keyword"
         ) from error
     return keywords
+
+
+def _check_processor(processor: Callable[[float], Any]) -> None:
+    try:
+        signature = inspect.signature(processor)
+    except (TypeError, ValueError):
+        return  # written in C without a signature
+    try:
+        signature.bind(0.0)
+    except TypeError as error:
+        raise ConfigError(
+            f"reward_processor: {function_name(processor)}{signature} cannot be called with one reward: {error}"
+        ) from error
 
 
 def to_float(value: Any) -> float | None:

@@ -7,7 +7,9 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -145,26 +147,50 @@ def _load_file(path: Path, spec: str, setting: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path} ({spec!r})")
     _make_importable(path.parent)
-    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
+    source = path.read_bytes()
+    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + source).hexdigest()
     module_name = f"comlrl_user_{path.stem}_{digest[:VERSION_DIGITS]}"
     found = importlib.util.spec_from_file_location(module_name, path)
-    if found is None or found.loader is None:
+    if found is None:
         raise ConfigError(f"{setting}: {path} cannot be imported ({spec!r})")
     module = importlib.util.module_from_spec(found)
     sys.modules[module_name] = module  # data classes and pickling look modules up by name
     try:
-        found.loader.exec_module(module)
-    except Exception as error:
+        # Compiled from the bytes of the digest: a cached compilation of the file may be that of an edit before.
+        with _no_bytecode():
+            exec(compile(source, path, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise ConfigError(f"{setting}: importing {path} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{setting}: importing {path}{_line(error, path)} raised {type(error).__name__}: {error}"
+        ) from error
     return module
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Leave no `__pycache__` beside the user's files: a check of the settings writes nothing."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the user's file an import ended; the text of a syntax error says so itself."""
+    if isinstance(error, SyntaxError):
+        return ""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}," if lines else ""
 
 
 def _load_module(name: str, spec: str, folder: Path, setting: str) -> ModuleType:
     _make_importable(folder)
     try:
-        return importlib.import_module(name)
-    except Exception as error:
+        with _no_bytecode():
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{setting}: importing {name} raised {type(error).__name__}: {error} ({spec!r}; allowed: {FORMS})"
         ) from error

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.team.sources import CONTEXT_FIELDS
+
 
 @dataclass(frozen=True)
 class Agent:
@@ -89,7 +91,7 @@ def make_agent(index: int, model: PreTrainedModel, tokenizer: PreTrainedTokenize
         eos_ids=eos,
         pad_id=int(pad),
         context_length=context_length(model),
-        prefix_ids=_default_prefix(tokenizer),
+        prefix_ids=default_prefix(tokenizer),
     )
 
 
@@ -116,7 +118,7 @@ def context_length(model: PreTrainedModel) -> int | None:
     """The longest sequence (prompt + completion, in tokens) that the model's configuration allows, or
     None."""
     config = model.config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+    for name in CONTEXT_FIELDS:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
             return value
@@ -127,7 +129,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [int(token) for token in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
 
-def _default_prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def default_prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The special tokens that a tokenizer puts in front of a text by default (a BOS, or nothing)."""
     plain = _encode(tokenizer, "a")
     full = [int(token) for token in tokenizer("a", add_special_tokens=True)["input_ids"]]
     for start in range(len(full) - len(plain) + 1):

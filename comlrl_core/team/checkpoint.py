@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from comlrl_core.errors import DataError
 from comlrl_core.team.agent import Agent, make_agent
@@ -49,7 +49,8 @@ def save_team(team: Team, directory: Path | str) -> Path:
         fresh = aside / "new"
         fresh.mkdir()
         for agent in team.agents:
-            _save_agent(agent, fresh / f"{AGENT_PREFIX}{agent.index}")
+            path = fresh / f"{AGENT_PREFIX}{agent.index}"
+            save_pretrained_folder(agent.model, agent.tokenizer, path, f"agent {agent.index}")
         first = {id(model): index for index, model in reversed(list(enumerate(team.models)))}
         sharing = [first[id(model)] for model in team.models]
         _write_json(fresh / TEAM_FILE, {"num_agents": team.num_agents, "model_of_agent": sharing})
@@ -109,21 +110,28 @@ def digest_folder(directory: Path | str) -> str:
     return digest.hexdigest()
 
 
-def _save_agent(agent: Agent, path: Path) -> None:
+def save_pretrained_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, who: str
+) -> None:
+    """Write a model and its tokenizer into the folder `path`, without what differs between equal runs.
+
+    `who` starts the `DataError` about a weight that is empty, in memory or in what was written.
+    """
+    _refuse_empty(model.state_dict().items(), who)
     with quiet_transformers():
-        agent.model.save_pretrained(path)
-        agent.tokenizer.save_pretrained(path)
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
     for name in ("config.json", "tokenizer_config.json"):
         _forget_origin(path / name)
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise DataError(f"agent {agent.index}: its model wrote no safetensors file, so it cannot be loaded again")
+        raise DataError(f"{who}: its model wrote no safetensors file, so it cannot be loaded again")
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         empty = [name for name, shape in shapes.items() if 0 in shape]
         if empty or not shapes:
-            raise DataError(f"agent {agent.index}: {file.name} holds no weights for {', '.join(empty) or 'anything'}")
+            raise DataError(f"{who}: {file.name} holds no weights for {', '.join(empty) or 'anything'}")
 
 
 def _refuse_empty(tensors: Any, who: str) -> None:

@@ -7,11 +7,12 @@ system prompts make formatters without any Python.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from comlrl_core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # settings are checked before Transformers is imported
+    from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
 Formatter = Callable[[Mapping[str, Any]], str | Messages]
@@ -56,6 +57,11 @@ def text_formatters(
     return [text_formatter("{prompt}" if template is None else template, system) for template, system in per_agent]
 
 
+def template_fields(template: str) -> list[str]:
+    """The fields that a template names, in order, each once."""
+    return list(dict.fromkeys(match[1] for match in _FIELD.finditer(template) if match[1] is not None))
+
+
 def resolve_formatters(spec: FormatterSpec | Sequence[FormatterSpec], num_agents: int) -> list[Formatter]:
     """One formatter per agent from: nothing (the field `prompt`), one function or template for all, or a list
     of them.
@@ -66,7 +72,7 @@ def resolve_formatters(spec: FormatterSpec | Sequence[FormatterSpec], num_agents
     return [_formatter(one, agent) for agent, one in enumerate(_per_agent(spec, num_agents, "formatters"))]
 
 
-def render(tokenizer: PreTrainedTokenizerBase, value: str | Messages) -> str:
+def render(tokenizer: "PreTrainedTokenizerBase", value: str | Messages) -> str:
     """The prompt's text: a string as it is, messages through the tokenizer's chat template.
 
     Raises `ConfigError` for anything else, for a tokenizer without a template, and for messages that its
@@ -74,7 +80,7 @@ def render(tokenizer: PreTrainedTokenizerBase, value: str | Messages) -> str:
     """
     if isinstance(value, str):
         return value
-    if not isinstance(value, Sequence) or not value or not all(_is_message(message) for message in value):
+    if not is_messages(value):
         raise ConfigError(
             f"a formatter must return a string or a list of messages with 'role' and 'content', not {_short(value)}"
         )
@@ -125,6 +131,11 @@ def _field(row: Mapping[str, Any], name: str, reader: str) -> str:
         fields = ", ".join(map(str, row)) or "none"
         raise DataError(f"{reader} reads the field {name!r}, which the row{task} lacks; its fields: {fields}")
     return str(row[name])
+
+
+def is_messages(value: Any) -> bool:
+    """Whether `value` is a list of chat messages, at least one."""
+    return isinstance(value, Sequence) and bool(value) and all(_is_message(message) for message in value)
 
 
 def _is_message(message: Any) -> bool:

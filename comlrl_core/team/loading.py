@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -17,12 +18,17 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from comlrl_core.errors import ConfigError
+from comlrl_core.errors import ConfigError, DataError
+from comlrl_core.team.pretrained import load_tiny_pretrained
+from comlrl_core.team.sources import (
+    ALLOWED_SOURCES,
+    BUILTIN,
+    BUILTIN_TINY_PRETRAINED,
+    BUILTINS,
+    check_model_folder,
+    model_folder,
+)
 from comlrl_core.team.tiny import load_tiny
-
-BUILTIN = "builtin:"
-BUILTIN_TINY = "builtin:tiny"
-ALLOWED_SOURCES = f"{BUILTIN_TINY!r}, a folder written by save_pretrained, or a name on the Hugging Face hub"
 
 # `from_pretrained` arguments that say which files to read, so they hold for the tokenizer too.
 SHARED_WITH_TOKENIZER = (
@@ -32,6 +38,18 @@ SHARED_WITH_TOKENIZER = (
     "revision",
     "token",
     "trust_remote_code",
+)
+# A name with a slash is a kernel on the hub.
+ALLOWED_ATTENTION = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+    "paged|eager",
+    "paged|sdpa",
+    "paged|flash_attention_2",
 )
 # Memory from torch's own allocator begins at multiples of this; vectorised sums over memory that does not
 # round otherwise.
@@ -72,6 +90,24 @@ def load_model_and_tokenizer(
     return model.eval(), tokenizer
 
 
+def load_backbone(
+    folder: str | Path, device: str | torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model without a language-model head, and the tokenizer, that lie in a folder; in eval mode.
+
+    `device` None means the GPU if there is one. Raises `DataError` for a folder that holds no whole model.
+    """
+    check_model_folder(Path(folder))
+    try:
+        with quiet_transformers():
+            model = AutoModel.from_pretrained(folder)
+    except Exception as error:  # as in `_load`
+        raise DataError(f"{folder}: its model cannot be loaded: {_first_line(error)}") from error
+    _to_fresh_memory(model)
+    model.to(torch.device(device) if device is not None else default_device())
+    return model.eval(), _load_tokenizer(str(folder), {})
+
+
 def default_device() -> torch.device:
     """The first GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -89,11 +125,45 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def check_options(source: str, model_config: Mapping[str, Any] | None) -> None:
+    """Refuse `model_config` where it can be known to fail: dtype, attention, special tokens, unknown names."""
+    options = _options(model_config)
+    special_tokens = options.pop("special_tokens")
+    if special_tokens is not None and not _are_tokens(special_tokens):
+        raise ConfigError(
+            f"special_tokens must be a list of texts, or a mapping of token names, not {special_tokens!r}"
+        )
+    if source in BUILTINS:
+        _check_builtin_options(source, options)
+    attention = options.get("attn_implementation")
+    if attention is not None and attention not in ALLOWED_ATTENTION and "/" not in str(attention):
+        raise ConfigError(f"attn_implementation {attention!r} is unknown; allowed: {', '.join(ALLOWED_ATTENTION)}")
+
+
+def _are_tokens(value: Any) -> bool:
+    texts = list(value.values()) if isinstance(value, Mapping) else value
+    return isinstance(texts, list | tuple) and all(
+        isinstance(text, str) or (isinstance(text, list | tuple) and all(isinstance(one, str) for one in text))
+        for text in texts
+    )
+
+
+def _check_builtin_options(source: str, options: Mapping[str, Any]) -> None:
+    unknown = sorted(set(options) - {"dtype", "attn_implementation"})
+    if unknown:
+        raise ConfigError(
+            f"{source!r} takes dtype, attn_implementation and special_tokens in model_config, not {', '.join(unknown)}"
+        )
+
+
 def _options(model_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Arguments for `from_pretrained`, and `special_tokens`."""
     options = dict(model_config or {})
     options.pop("critic_model_kwargs", None)  # for critics only
-    for name, value in dict(options.pop("model_kwargs", None) or {}).items():
+    inner = options.pop("model_kwargs", None) or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"model_kwargs in model_config must be a mapping, not {inner!r}")
+    for name, value in inner.items():
         if name in options and options[name] != value:
             raise ConfigError(f"model_config and its model_kwargs give different values for {name!r}")
         options[name] = value
@@ -124,11 +194,13 @@ def _load(
     if source.startswith(BUILTIN):
         model, own = _load_builtin(source, seed, options)
         return model, own if tokenizer is None else _load_tokenizer(tokenizer, {})
-    _check_folder(source)
+    folder = model_folder(source)
     try:
+        if folder is not None:
+            check_model_folder(folder)
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # options, files, the hub: Transformers and safetensors raise many classes
         raise ConfigError(
             f"cannot load the model {source!r}: {_first_line(error)}. Allowed: {ALLOWED_SOURCES}"
         ) from error
@@ -137,16 +209,17 @@ def _load(
 
 
 def _load_builtin(source: str, seed: int, options: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if source != BUILTIN_TINY:
+    if source not in BUILTINS:
         raise ConfigError(f"there is no model {source!r}; allowed: {ALLOWED_SOURCES}")
-    unknown = sorted(set(options) - {"dtype", "attn_implementation"})
-    if unknown:
-        raise ConfigError(
-            f"{source!r} takes dtype, attn_implementation and special_tokens in model_config, not {', '.join(unknown)}"
-        )
-    model, tokenizer = load_tiny(seed)
+    _check_builtin_options(source, options)
+    model, tokenizer = load_tiny_pretrained() if source == BUILTIN_TINY_PRETRAINED else load_tiny(seed)
     if options.get("attn_implementation"):
-        model.set_attn_implementation(options["attn_implementation"])
+        try:
+            model.set_attn_implementation(options["attn_implementation"])
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"attn_implementation {options['attn_implementation']!r} cannot be used: {_first_line(error)}"
+            ) from error
     if options.get("dtype", "auto") != "auto":
         model.to(options["dtype"])
     return model, tokenizer
@@ -155,15 +228,15 @@ def _load_builtin(source: str, seed: int, options: dict[str, Any]) -> tuple[PreT
 def _load_tokenizer(source: str | PreTrainedTokenizerBase, shared: dict[str, Any]) -> PreTrainedTokenizerBase:
     if not isinstance(source, str):
         return source
-    if source == BUILTIN_TINY:
+    if source in BUILTINS:
         return load_tiny(0)[1]
-    _check_folder(source)
+    model_folder(source)
     # `AutoTokenizer` swaps a generic tokenizer for the class usual for some model types (Qwen2, Phi-3): other
     # splitting rules, other ids than before it was saved. Its own class reads what is in the file.
     reader = PreTrainedTokenizerFast if _is_generic_tokenizer(source) else AutoTokenizer
     try:
         loaded: PreTrainedTokenizerBase = reader.from_pretrained(source, **shared)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises `Exception` itself for a file that it cannot read
         raise ConfigError(f"cannot load the tokenizer {source!r}: {_first_line(error)}") from error
     return loaded
 
@@ -189,17 +262,6 @@ def _tokenizer_of_object(
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer: pass tokenizer=... (one, or one per agent)")
     return _load_tokenizer(tokenizer, {})
-
-
-def _check_folder(source: str) -> None:
-    path = Path(source).expanduser()
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.exists()
-    if not looks_like_path:
-        return
-    if not path.is_dir():
-        raise ConfigError(f"there is no model folder {source!r}. Allowed: {ALLOWED_SOURCES}")
-    if not any((path / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-        raise ConfigError(f"the folder {source!r} holds no model: config.json is missing. Allowed: {ALLOWED_SOURCES}")
 
 
 def _add_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, special_tokens: Any) -> None:

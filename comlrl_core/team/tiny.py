@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from comlrl_core.environments.grammar import sentences
+from comlrl_core.team.sources import TINY_CONTEXT_LENGTH
 
 VOCAB_SIZE = 320
 PAD_TOKEN, EOS_TOKEN = "<pad>", "<eos>"
-CONTEXT_LENGTH = 1024
 CORPUS_SENTENCES = 500
 CORPUS_SEED = 0  # part of the tokenizer's identity: every tiny model of every run has the same tokenizer
 
@@ -43,7 +43,7 @@ def load_tiny(seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT_LENGTH,
+        max_position_embeddings=TINY_CONTEXT_LENGTH,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -82,4 +82,6 @@ def _vocab_and_merges() -> tuple[dict[str, int], list[tuple[str, str]]]:
 def _qwen2_tokenizer(**vocabulary: Any) -> PreTrainedTokenizerBase:
     # Every byte has an entry, so nothing is unknown; naming EOS keeps the class from adding a token.
     special: dict[str, str] = {"pad_token": PAD_TOKEN, "eos_token": EOS_TOKEN, "unk_token": EOS_TOKEN}
-    return Qwen2Tokenizer(**vocabulary, **special, model_max_length=CONTEXT_LENGTH, clean_up_tokenization_spaces=False)
+    return Qwen2Tokenizer(
+        **vocabulary, **special, model_max_length=TINY_CONTEXT_LENGTH, clean_up_tokenization_spaces=False
+    )

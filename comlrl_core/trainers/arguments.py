@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from comlrl_core.algorithms.madpo_config import MADPOConfig
 from comlrl_core.config.base import explain
+from comlrl_core.config.fields import RunningFields
 from comlrl_core.errors import ConfigError
 from comlrl_core.notices import say_once
 from comlrl_core.rewards.contract import Oracle
@@ -47,7 +48,7 @@ def count_agents(args: Any, agent_model: Source | None, agents: Sequence[Source]
     return 1 if isinstance(agent_model, PreTrainedModel) else int(args.num_agents)
 
 
-def set_agents(args: MADPOConfig, count: int) -> None:
+def set_agents(args: RunningFields, count: int) -> None:
     """Write the number of agents into the settings; what is given per agent must agree with it."""
     try:
         args.num_agents = count
@@ -81,14 +82,22 @@ def check_evaluation(eval_logger: Any, eval_aggregator: Any) -> None:
         raise ConfigError("eval_logger and eval_aggregator belong together: give both or neither")
 
 
-def say_unused(wandb_config: Any, external_transition: Any, centralized_comparator_adapter: Any) -> None:
-    """Published arguments that are accepted without effect here."""
+def say_untracked(wandb_config: Any) -> None:
+    """A published argument that is accepted without effect."""
     if wandb_config is not None:
         say_once(
             "wandb",
             "wandb_config is accepted without effect: runs are tracked with MLflow, see metrics_callback",
         )
+
+
+def say_one_turn(external_transition: Any) -> None:
+    """A published argument that is accepted without effect where one turn is trained on."""
     if external_transition is not None:
-        say_once("transition", "external_transition has no effect on preference trainers, which train on one turn")
+        say_once("transition", "external_transition has no effect here: this run trains on one turn")
+
+
+def refuse_adapter(centralized_comparator_adapter: Any) -> None:
+    """A published argument that is not offered yet."""
     if centralized_comparator_adapter is not None:
         raise ConfigError("centralized_comparator_adapter: centralized comparators are not offered yet")

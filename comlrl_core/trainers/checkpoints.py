@@ -2,12 +2,11 @@
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comlrl_core.algorithms.madpo_config import MADPOConfig
-from comlrl_core.algorithms.preference_learning import Learned, save_training_state
+from comlrl_core.algorithms.shared import Learned, OptimizationConfig, save_training_state
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.files import read_json, write_json
@@ -24,17 +23,21 @@ def save_checkpoint(
     folder: Path,
     team: Team,
     engines: Sequence[Engine],
-    config: MADPOConfig,
+    config: OptimizationConfig,
     manifest: Manifest,
     learned: Learned,
     identity: Mapping[str, Any],
+    save_beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a checkpoint that `train(resume_from_checkpoint=folder)` goes on from; complete or absent.
 
     `identity` is what `manifest.inputs` is the digest of, so that a run which differs can be told in what.
+    `save_beside` writes what else belongs to it.
     """
     with whole_folder(folder) as staging:
         save_team(team, staging)
+        if save_beside is not None:
+            save_beside(staging)
         save_training_state(staging / STATE, engines, config, manifest.iteration, learned)
         write_json(staging / STATE / IDENTITY, dict(identity), indent=2)
         manifest.write(staging / MANIFEST)

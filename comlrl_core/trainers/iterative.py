@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comlrl_core.algorithms.madpo_config import MADPOIterConfig
-from comlrl_core.algorithms.preference_learning import learn, make_engines
+from comlrl_core.algorithms.preference_learning import learn
+from comlrl_core.algorithms.shared import Learned, make_engines
 from comlrl_core.comparators import open_comparator
 from comlrl_core.comparators.base import Comparator
 from comlrl_core.digests import digest_values
 from comlrl_core.preference.files import read_meta
 from comlrl_core.preference.iteration import collection_metrics, draw_pairs, write_pairs
+from comlrl_core.preference.records import PairRecord
 from comlrl_core.store import Store, check_unoccupied, verify_history
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.team.team import Team, load_team
@@ -79,7 +81,7 @@ class MADPOIterTrainer(PreferenceTrainer):
             store.replay,
             iteration,
             candidates,
-            self.oracle,
+            self.labeller(),
             self.args,
             policy=self.team.fingerprint(),
             comparator=version,
@@ -88,17 +90,7 @@ class MADPOIterTrainer(PreferenceTrainer):
         drawn = draw_pairs(store.replay, iteration, self.manifest.eligible(), self.args)
         if self.args.optimizer_state == "reset":
             self.engines = make_engines(self.team, self.args)
-        self._updates_per_epoch = -(-len(drawn.records) // self.args.pairs_per_update())
-        learned = learn(
-            self.team,
-            self.engines,
-            drawn.records,
-            self.args,
-            iteration=iteration,
-            environment_steps=self.environment_steps,
-            load_initial=lambda: self.load_past(store.policy(0), self.args.reference_devices),
-            on_step=self.on_step,
-        )
+        learned = self.learn_from(drawn.records, iteration, store)
         self.environment_steps = learned.environment_steps
         self.manifest = self.manifest.next(
             inputs=digest_values(self.identity()), previous="", entry=entry, environment_steps=learned.environment_steps
@@ -107,7 +99,30 @@ class MADPOIterTrainer(PreferenceTrainer):
             save_team(self.team, store.policy(iteration))
         if checkpoints is not None and (iteration % interval == 0 or iteration == self.args.num_iterations):
             folder = checkpoints / f"iteration_{iteration:04d}"
-            save_checkpoint(folder, self.team, self.engines, self.args, self.manifest, learned, self.identity())
+            save_checkpoint(
+                folder,
+                self.team,
+                self.engines,
+                self.args,
+                self.manifest,
+                learned,
+                self.identity(),
+                self.save_beside,
+            )
+
+    def learn_from(self, records: Sequence[PairRecord], iteration: int, store: Store) -> Learned:
+        """One iteration's update, from the pairs that were drawn."""
+        self._updates_per_epoch = -(-len(records) // self.args.pairs_per_update())
+        return learn(
+            self.team,
+            self.engines,
+            records,
+            self.args,
+            iteration=iteration,
+            environment_steps=self.environment_steps,
+            load_initial=lambda: self.load_past(store.policy(0), self.args.reference_devices),
+            on_step=self.on_step,
+        )
 
     def _comparator(self, iteration: int, store: Store) -> Comparator:
         return open_comparator(
@@ -131,7 +146,7 @@ class MADPOIterTrainer(PreferenceTrainer):
 
     def _policies_folder(self, checkpoints: Path | None) -> Path | None:
         """Where every iteration's policies go; None where nobody asks for them."""
-        needed = self.args.comparator_policy == "history" or self.args.reference == "initial"
+        needed = self.args.comparator_policy == "history" or self.keeps_initial()
         if self.args.policy_checkpoint_dir is None and not needed:
             return None
         beside = checkpoints / "policies" if checkpoints else None

@@ -51,16 +51,23 @@ class MADPOTrainer(PreferenceTrainer):
             store = _store(checkpoint.parent)
             verify_history(store, manifest)
             self.restore(checkpoint, manifest)
-            per_epoch = manifest.history[-1].num_pairs * self.args.environment_steps_per_pair
-            start_epoch = self.environment_steps // max(1, per_epoch)
+            start_epoch = self.epochs_done(checkpoint)
             checkpoints = checkpoints or checkpoint.parent
         else:
             store = _store(self.folder_or_temporary(checkpoints, "replay"))
             check_unoccupied(store.replay)
-            if self.args.reference != "none":
+            if self.keeps_initial():
                 save_team(self.team, store.policy(0))
             self._collect(store)
         self._learn(store, start_epoch, checkpoints, checkpoint_interval, checkpoint_total_limit)
+
+    def keeps_initial(self) -> bool:
+        return self.args.reference != "none"
+
+    def epochs_done(self, checkpoint: Path) -> int:
+        """Passes that were made up to the checkpoint that was just restored."""
+        per_epoch = self.manifest.history[-1].num_pairs * self.args.environment_steps_per_pair
+        return self.environment_steps // max(1, per_epoch)
 
     def _collect(self, store: Store) -> None:
         candidates = self.collect_scored(COLLECTION, None)
@@ -68,7 +75,7 @@ class MADPOTrainer(PreferenceTrainer):
             store.replay,
             COLLECTION,
             candidates,
-            self.oracle,
+            self.labeller(),
             self.args,
             policy=self.team.fingerprint(),
             comparator=None,

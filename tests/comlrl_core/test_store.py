@@ -59,8 +59,8 @@ def test_a_manifest_reads_back_and_has_no_time_or_place(tmp_path: Path) -> None:
         ({"iteration": "1"}, "iteration must be int, not '1'"),
         ({"history": None}, "history must be list"),
         ({"policy": None}, "policy must be str"),
-        ({"history": [{"iteration": 1}]}, "not a manifest of this version"),
-        ({"history": [7]}, "not a manifest of this version"),
+        ({"history": [{"iteration": 1}]}, r"history\[0\]: field 'num_pairs' is missing"),
+        ({"history": [7]}, r"history\[0\]: expected an object"),
         ({"surprise": 1}, "not a manifest of this version"),
     ],
 )

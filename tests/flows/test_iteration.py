@@ -1,3 +1,5 @@
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -5,13 +7,16 @@ import pytest
 from flows import iteration
 from flows.iteration import iterate
 
+CONFIG = SimpleNamespace(learns_from_rewards=lambda: False)
+JOB: Any = SimpleNamespace(source_root=Path("project"), config=CONFIG)
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     made: list[tuple[Any, ...]] = []
 
     def call(step: Any, job: Any, *rest: Any) -> Any:
-        assert job == "job"
+        assert job is JOB
         assert cleared == [rest[0]]
         made.append((step.name, *rest))
         return {"eval/reward_mean": 0.5}
@@ -25,7 +30,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_the_stages_of_an_iteration_in_order(calls: list[tuple[Any, ...]]) -> None:
     """Each chunk is scored before the next is sampled: a kill loses one chunk at most."""
-    assert iterate.fn("job", 3) == {"eval/reward_mean": 0.5}  # type: ignore[arg-type]
+    assert iterate.fn(JOB, 3) == {"eval/reward_mean": 0.5}
     assert calls == [
         ("collect", 3, 0),
         ("score", 3, 0),

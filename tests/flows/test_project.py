@@ -111,6 +111,21 @@ def test_the_lock_of_a_killed_process_is_free(work: Path) -> None:
         pass
 
 
+def test_a_second_writer_is_refused_before_slow_preparations(work: Path) -> None:
+    """Without a lock of its own and without a trace; the name that a killed process left behind stops nobody."""
+    Project.at(work).refuse_if_busy()
+    assert not (work / ".comlrl").exists()
+    holder = hold(work)
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    with pytest.raises(ProjectBusy, match=rf"process {holder.pid} \(comlrl run, since 20"):
+        Project.at(work).refuse_if_busy()
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
+    holder.kill()
+    holder.wait()
+    assert (work / ".comlrl" / "run.json").is_file()
+    Project.at(work).refuse_if_busy()
+
+
 def test_a_second_lock_of_the_same_process_is_refused(work: Path) -> None:
     project = Project.at(work)
     with (
@@ -143,9 +158,7 @@ def test_only_the_children_of_a_holder_that_allows_it_may_write(work: Path, chil
     else:
         with Project.at(work).run_lock("run"):
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            done = subprocess.run(
-                [sys.executable, "-c", TAKE, work], capture_output=True, text=True, env=environment
-            )
+            done = subprocess.run([sys.executable, "-c", TAKE, work], capture_output=True, text=True, env=environment)
         assert done.stdout == "busy\n"
 
 

@@ -7,7 +7,8 @@ import pytest
 from comlrl_core.errors import ConfigError
 from tasks import loading
 from tasks.job import Job
-from tasks.loading import comparator, forget, formatters, initial_team, is_live, live, oracle, policy, take
+from tasks.loading import comparator, forget, formatters, initial_team, is_live, live, policy, take
+from tasks.oracle import oracle
 
 MakeJob = Callable[..., Job]
 

@@ -10,7 +10,8 @@ from comlrl_core.preference.files import iteration_path, meta_path, read_iterati
 from tasks import pair as module
 from tasks.collect import collect
 from tasks.job import Job
-from tasks.loading import comparator, oracle
+from tasks.loading import comparator
+from tasks.oracle import oracle
 from tasks.pair import comparator_version, entry_of, pair
 from tasks.score import score
 from tasks.steps import steps_of

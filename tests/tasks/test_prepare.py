@@ -70,3 +70,17 @@ def test_a_task_file_that_is_not_there_leaves_nothing(make_job: MakeJob) -> None
 def test_the_number_of_threads_is_a_setting(make_job: MakeJob) -> None:
     prepare.fn(make_job(training={"num_threads": 2}))
     assert torch.get_num_threads() == 2
+
+
+def test_the_initial_team_of_an_interrupted_start_is_kept_and_a_damaged_one_is_made_again(make_job: MakeJob) -> None:
+    job = make_job()
+    prepare.fn(job)
+    manifest = job.store.policy(0) / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    prepare.fn(job)
+    assert manifest.stat().st_mtime_ns == before
+    weights = job.store.policy(0) / "agent_0" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4] + b"\x00\x00\x00\x40")
+    prepare.fn(job)
+    assert weights.read_bytes() == whole

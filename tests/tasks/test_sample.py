@@ -7,10 +7,10 @@ from tasks import sample as module
 from tasks.collect import collect
 from tasks.job import Job
 from tasks.pair import pair
+from tasks.records import read_records
 from tasks.sample import sample
 from tasks.score import score
 from tasks.steps import steps_of
-from tasks.update import read_records
 
 MakeJob = Callable[..., Job]
 

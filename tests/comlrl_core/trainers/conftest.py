@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from comlrl_core import notices
+from comlrl_core.trainers import reinforce
 from comlrl_core.trainers.preference import MADPOConfig, MADPOIterConfig, MADPOIterTrainer, MADPOTrainer
 
 torch.set_num_threads(1)
@@ -84,6 +85,30 @@ def make_offline(settings) -> Make:
     def make(args: dict[str, Any] | None = None, **arguments: Any) -> MADPOTrainer:
         chosen = settings(**{"num_train_epochs": 2, **(args or {})})
         return MADPOTrainer(args=MADPOConfig(**chosen), **_arguments(arguments))
+
+    return make
+
+
+@pytest.fixture
+def make_reinforce(tmp_path: Path) -> Make:
+    """`make_reinforce(args={...}, kind="MAGRPO", **arguments)`: a trainer of the REINFORCE family, two epochs."""
+
+    def make(args: dict[str, Any] | None = None, kind: str = "MAGRPO", **arguments: Any) -> reinforce.MAGRPOTrainer:
+        chosen = {
+            "num_train_epochs": 2,
+            "num_turns": 1,
+            "num_generations": 3,
+            "max_new_tokens": 6,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": None,
+            "agent_learning_rate": 1e-3,
+            "early_termination_threshold": None,
+            "eval_interval": 0,
+            **(args or {}),
+        }
+        config = getattr(reinforce, f"{kind}Config")(**chosen)
+        return getattr(reinforce, f"{kind}Trainer")(args=config, **_arguments(arguments))
 
     return make
 

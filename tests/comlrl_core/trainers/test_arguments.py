@@ -8,7 +8,7 @@ from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.errors import ConfigError
 from comlrl_core.rewards.length_ratio import length_ratio
 from comlrl_core.team.team import load_team
-from comlrl_core.trainers import base
+from comlrl_core.trainers import team_trainer
 from comlrl_core.trainers.arguments import config_of, count_agents, make_oracle, set_agents
 
 TINY = "builtin:tiny"
@@ -19,7 +19,7 @@ def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(**_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(base, "load_team", load)
+    monkeypatch.setattr(team_trainer, "load_team", load)
 
 
 @pytest.mark.parametrize(

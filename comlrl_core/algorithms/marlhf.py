@@ -1,0 +1,431 @@
+"""MARLHF: pairs teach a joint reward model, and the reward model teaches the policies.
+
+    1. fit      r(joint response) from preference pairs (Bradley-Terry)
+    2. freeze r; the team samples new joint responses, r scores them, a reward-based backend updates the policies
+    3. probe    the task reward scores a few answers of the team before and after: does it follow r?
+
+What every door does in one iteration, each stage a function of its own.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
+from comlrl_core.algorithms.reinforce import Hooks, ReinforceSettings, reinforce
+from comlrl_core.algorithms.shared import Learned, Metrics, sampling
+from comlrl_core.engine.local import LocalEngine
+from comlrl_core.engine.protocol import Engine, OptimizerSettings
+from comlrl_core.errors import ConfigError, DataError
+from comlrl_core.evaluation import EvaluatedSample, evaluate
+from comlrl_core.preference.records import PairRecord
+from comlrl_core.preference.reward_model import (
+    FitSettings,
+    JointRewardModel,
+    JointText,
+    ProbeSample,
+    RewardFit,
+    exploitation_warning,
+    fit,
+    learned_oracle,
+    load_reward_model,
+    open_reward_model,
+    probe_metrics,
+)
+from comlrl_core.preference.reward_model.diagnostics import changes, is_held_out
+from comlrl_core.randomness import generator, torch_seed
+from comlrl_core.rewards.contract import Oracle
+from comlrl_core.team.sources import BUILTIN, check_source, context_limit, model_folder
+from comlrl_core.team.team import Team
+
+Config = MARLHFConfig | MARLHFIterConfig
+Tasks = Sequence[Mapping[str, Any]]
+
+logger = logging.getLogger(__name__)
+
+
+def base_source(config: Config, agents: Sequence[str | None]) -> str:
+    """What the reward model starts from: `reward_model_name`, or the first agent's name or folder.
+
+    `agents` are the sources that the run was given, None for a loaded object. Raises `ConfigError` where neither says.
+    """
+    if config.reward_model_name is not None:
+        return config.reward_model_name
+    if not agents or not agents[0]:
+        raise ConfigError(
+            "reward_model_name is needed: the agents are loaded objects without a name or folder that the reward model "
+            "could be loaded from"
+        )
+    return agents[0]
+
+
+def check_base(config: Config, source: str) -> None:
+    """Refuse, before any work, a reward model's base that is not there or shorter than `reward_max_length`.
+
+    Of a name on the Hugging Face hub, its configuration is read.
+    """
+    try:
+        check_source(source)
+        if not source.startswith(BUILTIN) and model_folder(source) is None:
+            AutoConfig.from_pretrained(source)
+    except (DataError, ConfigError) as error:
+        raise ConfigError(f"reward_model_name: {error}") from error
+    except Exception as error:  # the hub and its cache raise many classes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"reward_model_name: {source!r} cannot be loaded: {reason}") from error
+    limit = context_limit(source)
+    if limit is not None and config.reward_max_length is not None and config.reward_max_length > limit:
+        raise ConfigError(
+            f"reward_max_length {config.reward_max_length} is above the context of {source!r}, {limit} tokens"
+        )
+
+
+def new_reward_model(
+    config: Config, source: str, iteration: int, model_config: Mapping[str, Any] | None = None
+) -> JointRewardModel:
+    """A fresh reward model from its base; from `builtin:tiny` with the first agent's initial weights."""
+    model = open_reward_model(
+        source,
+        config.num_agents,
+        seed=torch_seed("team", "initial weights", config.seed, 0),
+        head_seed=torch_seed(config.seed, iteration, "reward model", "head"),
+        max_length=config.reward_max_length,
+        model_config=model_config,
+        device=_device(config),
+    )
+    return model.freeze_backbone() if config.reward_freeze_backbone else model
+
+
+def fitted_reward_model(config: Config, folder: Path) -> JointRewardModel:
+    """The frozen reward model that lies in `folder`."""
+    return load_reward_model(folder, device=_device(config))
+
+
+def starting_model(
+    config: Config,
+    source: str,
+    iteration: int,
+    previous: JointRewardModel | None,
+    model_config: Mapping[str, Any] | None = None,
+) -> JointRewardModel:
+    """What this iteration's fit starts from: the previous reward model where the settings say so and there is one."""
+    if isinstance(config, MARLHFIterConfig) and config.reward_model_init == "previous" and previous is not None:
+        previous.requires_grad_(True)
+        return previous.freeze_backbone() if config.reward_freeze_backbone else previous
+    return new_reward_model(config, source, iteration, model_config)
+
+
+def fit_reward_model(
+    model: JointRewardModel,
+    records: Sequence[PairRecord],
+    config: Config,
+    *,
+    iteration: int,
+    on_step: Callable[[Metrics], None] | None = None,
+) -> RewardFit:
+    """Fit `model` in place with fresh optimizer moments, and freeze it."""
+    settings = OptimizerSettings(
+        learning_rate=config.reward_learning_rate,
+        weight_decay=config.weight_decay,
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        epsilon=config.adam_epsilon,
+        gradient_clip=config.gradient_clip,
+        lr_schedule=config.lr_schedule,
+        lr_warmup_steps=config.lr_warmup_steps,
+    )
+
+    def engine(trained: JointRewardModel) -> Engine:
+        return LocalEngine(trained, settings)
+
+    def order(epoch: int, count: int) -> list[int]:
+        return [int(i) for i in generator(config.seed, iteration, "reward model", "order", epoch).permutation(count)]
+
+    result = fit(
+        model,
+        engine,
+        records,
+        FitSettings(
+            train_batch_size=config.reward_train_batch_size,
+            micro_batch_size=config.micro_batch_size,
+            num_train_epochs=config.reward_num_train_epochs,
+            center_rewards_coef=config.center_rewards_coef,
+            eval_fraction=config.reward_eval_fraction,
+            on_nonfinite=config.on_nonfinite_loss,
+        ),
+        order=order,
+        on_step=on_step,
+    )
+    model.requires_grad_(False)
+    return result
+
+
+def scoring_oracle(config: Config, oracle: Oracle, newest: JointRewardModel | None) -> Oracle:
+    """Who decides the pairs: the task reward, or the newest reward model where the settings say so and there is one."""
+    learned = isinstance(config, MARLHFIterConfig) and config.preference_scoring_reward == "reward_model"
+    return oracle_of(config, newest) if learned and newest is not None else oracle
+
+
+def oracle_of(config: Config, model: JointRewardModel) -> Oracle:
+    """The reward model as an oracle."""
+    return learned_oracle(model, config.on_bad_reward, config.tokens_per_batch)
+
+
+def backend_settings(config: Config) -> ReinforceSettings:
+    """What the reward-based loop needs of the settings."""
+    return ReinforceSettings(
+        sampling=sampling(config),
+        seed=config.seed,
+        num_generations=config.num_generations,
+        advantage_mode=config.baseline(),
+        advantage_normalization=config.advantage_normalization,
+        kl_coef=config.reference_kl_coef if config.reference_kl_enabled else 0.0,
+        rollout_buffer_size=config.rollout_buffer_size,
+        train_batch_size=config.train_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        tokens_per_batch=config.tokens_per_batch,
+        on_nonfinite=config.on_nonfinite_loss,
+    )
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the update compares the policies with the run's initial ones."""
+    return bool(config.reference_kl_enabled and config.reference_kl_coef)
+
+
+def update_policies(
+    team: Team,
+    engines: Sequence[Engine],
+    tasks: Tasks,
+    model: JointRewardModel,
+    config: Config,
+    *,
+    iteration: int,
+    learned: Learned,
+    start_epoch: int = 0,
+    reference: Team | None = None,
+    hooks: Hooks | None = None,
+) -> Learned:
+    """`num_train_epochs` passes of the backend over the tasks, with the reward model's scores.
+
+    Arguments as for `reinforce`; `learned` holds the environment steps before this call (and, for a later
+    `start_epoch`, the history so far).
+    """
+    return reinforce(
+        team,
+        engines,
+        tasks,
+        oracle_of(config, model),
+        backend_settings(config),
+        num_train_epochs=config.num_train_epochs,
+        iteration=iteration,
+        start_epoch=start_epoch,
+        learned=learned,
+        reference=reference,
+        hooks=hooks,
+    )
+
+
+@dataclass(frozen=True)
+class ProbeTasks:
+    """The tasks that the probes answer, and how often each."""
+
+    tasks: Tasks
+    samples_per_task: int
+
+
+def probe_tasks(config: Config, tasks: Tasks) -> ProbeTasks | None:
+    """About `reward_probe_samples` answers on tasks that the reward model was not fitted to; None without probes.
+
+    Where no task is held out, all are taken.
+    """
+    if not config.reward_probe_samples or not tasks:
+        return None
+    kept_out = [task for task in tasks if is_held_out(str(task["task_id"]), config.reward_eval_fraction)]
+    chosen = (kept_out or list(tasks))[: config.reward_probe_samples]
+    return ProbeTasks(chosen, -(-config.reward_probe_samples // len(chosen)))
+
+
+def probe(
+    team: Team, model: JointRewardModel, oracle: Oracle, chosen: ProbeTasks, config: Config, *, iteration: int
+) -> list[ProbeSample]:
+    """Both rewards of the team's answers; the same random numbers before and after an update, so that they compare.
+
+    The task reward is the one after `reward_processor`. Answers that either cannot score are left out.
+    """
+    samples = evaluate(
+        team,
+        oracle,
+        chosen.tasks,
+        samples_per_task=chosen.samples_per_task,
+        sampling=sampling(config),
+        seed=config.seed,
+        side=f"probe {iteration}",
+        tokens_per_batch=config.tokens_per_batch,
+    )
+    prompts = {str(task["task_id"]): team.prompts(task) for task in chosen.tasks}
+    scored = _learned_scores(model, samples, prompts, config)
+    return [
+        ProbeSample(sample.task_id, sample.sample, score, sample.reward)
+        for sample, score in zip(samples, scored, strict=True)
+        if score is not None and sample.reward is not None
+    ]
+
+
+@dataclass
+class Probes:
+    """What the probes before and after an update say, as metrics `reward_model/...`; `warning` is the alarm."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    warning: str | None = None
+
+
+@contextmanager
+def probing(
+    team: Team, model: JointRewardModel, oracle: Oracle, tasks: Tasks, config: Config, iteration: int
+) -> Iterator[Probes]:
+    """Probe before and after the update in the block; the result is filled in at its end, and an alarm is logged."""
+    result = Probes()
+    chosen = probe_tasks(config, tasks)
+    before = probe(team, model, oracle, chosen, config, iteration=iteration) if chosen else []
+    yield result
+    if chosen:
+        after = probe(team, model, oracle, chosen, config, iteration=iteration)
+        found = compare_probes(before, after)
+        result.metrics, result.warning = prefixed(found.metrics), found.warning
+        if found.warning is not None:
+            logger.warning("iteration %d: %s", iteration, found.warning)
+
+
+def compare_probes(before: Sequence[ProbeSample], after: Sequence[ProbeSample]) -> Probes:
+    """Rank correlation and rewards before and after (`after/...`), their changes, and the alarm (1 or 0)."""
+    metrics = probe_metrics(before) | {f"after/{name}": value for name, value in probe_metrics(after).items()}
+    moved = changes(before, after)
+    if moved is not None:
+        metrics |= {"learned_reward_change": moved[0].mean, "oracle_reward_change": moved[1].mean}
+    warning = exploitation_warning(before, after)
+    return Probes(metrics | {"alarm": float(warning is not None)}, warning)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an iteration did after its pairs were drawn.
+
+    Attributes:
+        learned: the metrics of each optimizer step of the policies, and the environment steps so far.
+        model: the newest reward model: this iteration's, or the one before where there was nothing to fit.
+        fit: what the fit did.
+        metrics: the fit's and the probes' measures, `reward_model/...`.
+    """
+
+    learned: Learned
+    model: JointRewardModel | None
+    fit: RewardFit
+    metrics: dict[str, float]
+
+
+def learn(
+    team: Team,
+    engines: Sequence[Engine],
+    tasks: Tasks,
+    records: Sequence[PairRecord],
+    oracle: Oracle,
+    config: Config,
+    *,
+    iteration: int,
+    source: str,
+    newest: JointRewardModel | None = None,
+    environment_steps: int = 0,
+    load_reference: Callable[[], Team] | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    hooks: Hooks | None = None,
+    on_fitted: Callable[[JointRewardModel, RewardFit], None] | None = None,
+) -> Outcome:
+    """Fit, update, probe. Without a pair to fit, the policies stay as they are, and this is said.
+
+    Args:
+        engines: one per agent.
+        oracle: the task reward, for the probes.
+        source: `base_source` of the run.
+        newest: the reward model of the iteration before; with `reward_model_init: previous` it is trained on.
+        load_reference: loads the run's first team; called with a reference KL alone.
+        on_fitted: called with the frozen reward model before the policies move.
+    """
+    model, result = fit_or_keep(
+        records, config, iteration=iteration, source=source, newest=newest, model_config=model_config
+    )
+    metrics = prefixed(result.metrics())
+    if not result.train_pairs or model is None:
+        return Outcome(Learned([], environment_steps), model, result, metrics)
+    if on_fitted is not None:
+        on_fitted(model, result)
+    with probing(team, model, oracle, tasks, config, iteration) as probes:
+        learned = update_policies(
+            team,
+            engines,
+            tasks,
+            model,
+            config,
+            iteration=iteration,
+            learned=Learned([], environment_steps),
+            reference=load_reference() if needs_reference(config) and load_reference is not None else None,
+            hooks=hooks,
+        )
+    return Outcome(learned, model, result, metrics | probes.metrics)
+
+
+def fit_or_keep(
+    records: Sequence[PairRecord],
+    config: Config,
+    *,
+    iteration: int,
+    source: str,
+    newest: JointRewardModel | None,
+    model_config: Mapping[str, Any] | None = None,
+) -> tuple[JointRewardModel | None, RewardFit]:
+    """The iteration's frozen reward model and its fit; `newest` as it is where there is nothing to fit.
+
+    `model_config` goes to the model loader, as for the agents.
+    """
+    if not records:
+        result = RewardFit([], 0, {"too_long": 0, "equal_sides": 0}, None)
+        model = newest
+    else:
+        model = starting_model(config, source, iteration, newest, model_config)
+        result = fit_reward_model(model, records, config, iteration=iteration)
+        if not result.train_pairs:
+            model = newest
+    if not result.train_pairs:
+        logger.warning(
+            "iteration %d: there are no pairs to fit a reward model to (%d drawn, %d too long, %d with equal sides); "
+            "the policies stay as they are",
+            iteration,
+            len(records),
+            result.dropped["too_long"],
+            result.dropped["equal_sides"],
+        )
+    return model, result
+
+
+def prefixed(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics under the reward model's name."""
+    return {f"reward_model/{name}": value for name, value in metrics.items()}
+
+
+def _learned_scores(
+    model: JointRewardModel,
+    samples: Sequence[EvaluatedSample],
+    prompts: Mapping[str, tuple[str, ...]],
+    config: Config,
+) -> list[float | None]:
+    texts = [JointText(prompts[sample.task_id], sample.texts) for sample in samples]
+    return model.score(texts, config.tokens_per_batch)
+
+
+def _device(config: Config) -> str | None:
+    return None if config.reward_model_device == "auto" else config.reward_model_device
