@@ -9,14 +9,17 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from comlrl_core.errors import ComlrlError
+from comlrl_core.errors import ComlrlError, ConfigError
+from comlrl_core.files import atomic_write_bytes
 from flows.pipeline_files import iteration_key, missing_dependencies, set_iterations, sync_dependencies
+from flows.yaml_edit import parse, read
 
 __all__ = [
     "PipelineError",
@@ -28,6 +31,7 @@ __all__ = [
     "is_current",
     "is_tracked",
     "iteration_key",
+    "lock_backup",
     "missing_dependencies",
     "restore",
     "set_iterations",
@@ -37,6 +41,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_DVC_TEMPORARY = re.compile(r"\.[\w-]{22}\.tmp")
 _one_at_a_time = threading.RLock()  # DVC's lock excludes other processes, not other threads of this one
 
 
@@ -99,7 +104,7 @@ def commit(work_root: Path, stage: str, *, expected_inputs: str | None = None) -
             return False
         loaded.save(allow_missing=False)
         loaded.commit(allow_missing=False, relink=True)
-        loaded.dvcfile.dump_stages([loaded], update_pipeline=False)
+        _record(loaded)
     return True
 
 
@@ -176,8 +181,51 @@ def _restore_former_run(loaded: Any) -> bool:
         return False
     loaded.save(allow_missing=False)
     loaded.commit(allow_missing=False, relink=True)
-    loaded.dvcfile.dump_stages([loaded], update_pipeline=False)
+    _record(loaded)
     return True
+
+
+def _record(loaded: Any) -> None:
+    """Write the stage's entry into `dvc.lock`; where that fails (a full disk), the file is as it was.
+
+    DVC writes it in place, and a torn one would lose the record of every stage.
+    """
+    lock = Path(loaded.path).with_name("dvc.lock")
+    backup = lock_backup(lock)
+    if lock.is_file():
+        atomic_write_bytes(backup, lock.read_bytes())
+    try:
+        loaded.dvcfile.dump_stages([loaded], update_pipeline=False)
+    except BaseException:
+        if backup.is_file():
+            backup.replace(lock)
+        raise
+    backup.unlink(missing_ok=True)
+
+
+def lock_backup(lock: Path) -> Path:
+    """Where `dvc.lock` lies while it is written; it stays there when the process is killed meanwhile."""
+    return lock.with_name(f".{lock.name}.before")
+
+
+def _sweep(loaded: Any) -> None:
+    """Remove what DVC leaves beside or in outputs when copying one fails; in a folder it would count as content."""
+    for path in (Path(out.fs_path) for out in loaded.outs):
+        found = path.rglob("*") if path.is_dir() else path.parent.glob("*")
+        for file in [file for file in found if _DVC_TEMPORARY.fullmatch(file.name)]:
+            file.unlink(missing_ok=True)
+
+
+def _recover(lock: Path) -> None:
+    """Put back a `dvc.lock` that a killed process left half written."""
+    backup = lock_backup(lock)
+    if not backup.is_file():
+        return
+    try:
+        parse(read(lock), lock)
+        backup.unlink()
+    except ConfigError:
+        backup.replace(lock)
 
 
 @contextmanager
@@ -194,8 +242,14 @@ def _stage(work_root: Path, name: str, action: str) -> Iterator[Any]:
     with _one_at_a_time:
         try:
             with Repo(str(file.parent), _wait_for_lock=True) as repo, lock_repo(repo):
+                _recover(file.with_name("dvc.lock"))
                 repo.stage_cache = _run_cache(repo, file)
-                yield repo.stage.load_one(str(file), name)
+                loaded = repo.stage.load_one(str(file), name)
+                try:
+                    yield loaded
+                except BaseException:
+                    _sweep(loaded)
+                    raise
         except DvcException as error:
             reason = str(error).strip() or type(error).__name__
             cause = f" ({error.__cause__})" if error.__cause__ is not None else ""

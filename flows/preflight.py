@@ -5,6 +5,7 @@ or writes. Files that an earlier run left are looked at in `leftovers.py`.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -35,6 +36,8 @@ FORMATTED_ROWS = 8  # how many rows of each task set a Python formatter is tried
 DEVICES = "cpu, cuda, cuda:0, cuda:1 ..."
 DEVICE_FIELDS = ("agent_devices", "reference_devices", "comparator_devices")
 _CPU = re.compile(r"cpu(:0)?")
+_GPU = re.compile(r"cuda(:\d+)?|mps(:0)?")
+_GPU_ENTRIES = ("nvidia*", "nvmap", "nvhost-gpu", "kfd", "dxg")  # of /dev: NVIDIA, Jetson, ROCm, WSL
 
 Rows = list[dict[str, Any]]
 
@@ -105,24 +108,23 @@ def _check_devices(job: Job, source: str | Path) -> None:
 def _check_device(name: str) -> None:
     if _CPU.fullmatch(name):
         return
+    if not _GPU.fullmatch(name):
+        raise ConfigError(f"there is no device {name!r} to train on; allowed: {DEVICES}")
+    nowhere = sys.platform == "linux" and not any(list(Path("/dev").glob(entry)) for entry in _GPU_ENTRIES)
+    if nowhere:  # PyTorch would say the same, some seconds later
+        raise ConfigError(f"the device {name!r} is not here: this machine has no usable GPU; allowed: cpu")
     import torch
 
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"there is no device {name!r}; allowed: {DEVICES}") from None
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise ConfigError(f"the device {name!r} is not here: this machine has no usable GPU; allowed: cpu")
-        if device.index is not None and device.index >= count:
-            here = ", ".join(f"cuda:{index}" for index in range(count))
-            raise ConfigError(f"the device {name!r} is not here; allowed: cpu, {here}")
-    elif device.type == "mps":
+    if name.startswith("mps"):
         if not torch.backends.mps.is_available():
             raise ConfigError(f"the device {name!r} is not here; allowed: {DEVICES}")
-    else:
-        raise ConfigError(f"the device {name!r} cannot be trained on; allowed: {DEVICES}")
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise ConfigError(f"the device {name!r} is not here: this machine has no usable GPU; allowed: cpu")
+    if int(name.partition(":")[2] or 0) >= count:
+        here = ", ".join(f"cuda:{index}" for index in range(count))
+        raise ConfigError(f"the device {name!r} is not here; allowed: cpu, {here}")
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def _check_pipeline(job: Job) -> None:
     check_readable(job.work_root)
     pipeline.missing_dependencies(job.work_root / "dvc.yaml", user_files(job))
     lock = job.work_root / "dvc.lock"
-    if lock.exists():
+    if lock.exists() and not pipeline.lock_backup(lock).exists():  # else a killed run is about to be put right
         parse(read(lock), lock)
 
 

@@ -8,43 +8,71 @@ What every door does in one iteration, each stage a function of its own.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
 
-from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
+from comlrl_core.algorithms.marlhf_config import MARLHFIterConfig
+from comlrl_core.algorithms.probing import (
+    Config,
+    Probes,
+    ProbeTasks,
+    Tasks,
+    compare_probes,
+    prefixed,
+    probe,
+    probe_tasks,
+    probing,
+)
 from comlrl_core.algorithms.reinforce import Hooks, ReinforceSettings, reinforce
 from comlrl_core.algorithms.shared import Learned, Metrics, sampling
 from comlrl_core.engine.local import LocalEngine
 from comlrl_core.engine.protocol import Engine, OptimizerSettings
 from comlrl_core.errors import ConfigError, DataError
-from comlrl_core.evaluation import EvaluatedSample, evaluate
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.preference.reward_model import (
     FitSettings,
     JointRewardModel,
-    JointText,
-    ProbeSample,
     RewardFit,
-    exploitation_warning,
     fit,
     learned_oracle,
     load_reward_model,
     open_reward_model,
-    probe_metrics,
 )
-from comlrl_core.preference.reward_model.diagnostics import changes, is_held_out
 from comlrl_core.randomness import generator, torch_seed
 from comlrl_core.rewards.contract import Oracle
 from comlrl_core.team.sources import BUILTIN, check_source, context_limit, model_folder
 from comlrl_core.team.team import Team
 
-Config = MARLHFConfig | MARLHFIterConfig
-Tasks = Sequence[Mapping[str, Any]]
+__all__ = [
+    "Config",
+    "Outcome",
+    "ProbeTasks",
+    "Probes",
+    "backend_settings",
+    "base_source",
+    "check_base",
+    "compare_probes",
+    "fit_or_keep",
+    "fit_reward_model",
+    "fitted_reward_model",
+    "learn",
+    "needs_reference",
+    "new_reward_model",
+    "oracle_of",
+    "prefixed",
+    "probe",
+    "probe_tasks",
+    "probing",
+    "scoring_oracle",
+    "starting_model",
+    "update_policies",
+]
+
+ANY_MODEL = ("dtype", "torch_dtype", "attn_implementation")
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +116,20 @@ def check_base(config: Config, source: str) -> None:
 def new_reward_model(
     config: Config, source: str, iteration: int, model_config: Mapping[str, Any] | None = None
 ) -> JointRewardModel:
-    """A fresh reward model from its base; from `builtin:tiny` with the first agent's initial weights."""
+    """A fresh reward model from its base; from `builtin:tiny` with the first agent's initial weights.
+
+    `model_config` is the agents'. A base of another name takes from it what is true of any model (`ANY_MODEL`).
+    """
+    options = dict(model_config or {})
+    if config.reward_model_name is not None:
+        options = {name: value for name, value in options.items() if name in ANY_MODEL}
     model = open_reward_model(
         source,
         config.num_agents,
         seed=torch_seed("team", "initial weights", config.seed, 0),
         head_seed=torch_seed(config.seed, iteration, "reward model", "head"),
         max_length=config.reward_max_length,
-        model_config=model_config,
+        model_config=options,
         device=_device(config),
     )
     return model.freeze_backbone() if config.reward_freeze_backbone else model
@@ -232,87 +266,6 @@ def update_policies(
 
 
 @dataclass(frozen=True)
-class ProbeTasks:
-    """The tasks that the probes answer, and how often each."""
-
-    tasks: Tasks
-    samples_per_task: int
-
-
-def probe_tasks(config: Config, tasks: Tasks) -> ProbeTasks | None:
-    """About `reward_probe_samples` answers on tasks that the reward model was not fitted to; None without probes.
-
-    Where no task is held out, all are taken.
-    """
-    if not config.reward_probe_samples or not tasks:
-        return None
-    kept_out = [task for task in tasks if is_held_out(str(task["task_id"]), config.reward_eval_fraction)]
-    chosen = (kept_out or list(tasks))[: config.reward_probe_samples]
-    return ProbeTasks(chosen, -(-config.reward_probe_samples // len(chosen)))
-
-
-def probe(
-    team: Team, model: JointRewardModel, oracle: Oracle, chosen: ProbeTasks, config: Config, *, iteration: int
-) -> list[ProbeSample]:
-    """Both rewards of the team's answers; the same random numbers before and after an update, so that they compare.
-
-    The task reward is the one after `reward_processor`. Answers that either cannot score are left out.
-    """
-    samples = evaluate(
-        team,
-        oracle,
-        chosen.tasks,
-        samples_per_task=chosen.samples_per_task,
-        sampling=sampling(config),
-        seed=config.seed,
-        side=f"probe {iteration}",
-        tokens_per_batch=config.tokens_per_batch,
-    )
-    prompts = {str(task["task_id"]): team.prompts(task) for task in chosen.tasks}
-    scored = _learned_scores(model, samples, prompts, config)
-    return [
-        ProbeSample(sample.task_id, sample.sample, score, sample.reward)
-        for sample, score in zip(samples, scored, strict=True)
-        if score is not None and sample.reward is not None
-    ]
-
-
-@dataclass
-class Probes:
-    """What the probes before and after an update say, as metrics `reward_model/...`; `warning` is the alarm."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    warning: str | None = None
-
-
-@contextmanager
-def probing(
-    team: Team, model: JointRewardModel, oracle: Oracle, tasks: Tasks, config: Config, iteration: int
-) -> Iterator[Probes]:
-    """Probe before and after the update in the block; the result is filled in at its end, and an alarm is logged."""
-    result = Probes()
-    chosen = probe_tasks(config, tasks)
-    before = probe(team, model, oracle, chosen, config, iteration=iteration) if chosen else []
-    yield result
-    if chosen:
-        after = probe(team, model, oracle, chosen, config, iteration=iteration)
-        found = compare_probes(before, after)
-        result.metrics, result.warning = prefixed(found.metrics), found.warning
-        if found.warning is not None:
-            logger.warning("iteration %d: %s", iteration, found.warning)
-
-
-def compare_probes(before: Sequence[ProbeSample], after: Sequence[ProbeSample]) -> Probes:
-    """Rank correlation and rewards before and after (`after/...`), their changes, and the alarm (1 or 0)."""
-    metrics = probe_metrics(before) | {f"after/{name}": value for name, value in probe_metrics(after).items()}
-    moved = changes(before, after)
-    if moved is not None:
-        metrics |= {"learned_reward_change": moved[0].mean, "oracle_reward_change": moved[1].mean}
-    warning = exploitation_warning(before, after)
-    return Probes(metrics | {"alarm": float(warning is not None)}, warning)
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What an iteration did after its pairs were drawn.
 
@@ -410,21 +363,6 @@ def fit_or_keep(
             result.dropped["equal_sides"],
         )
     return model, result
-
-
-def prefixed(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics under the reward model's name."""
-    return {f"reward_model/{name}": value for name, value in metrics.items()}
-
-
-def _learned_scores(
-    model: JointRewardModel,
-    samples: Sequence[EvaluatedSample],
-    prompts: Mapping[str, tuple[str, ...]],
-    config: Config,
-) -> list[float | None]:
-    texts = [JointText(prompts[sample.task_id], sample.texts) for sample in samples]
-    return model.score(texts, config.tokens_per_batch)
 
 
 def _device(config: Config) -> str | None:

@@ -110,9 +110,7 @@ def digest_folder(directory: Path | str) -> str:
     return digest.hexdigest()
 
 
-def save_pretrained_folder(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, who: str
-) -> None:
+def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, who: str) -> None:
     """Write a model and its tokenizer into the folder `path`, without what differs between equal runs.
 
     `who` starts the `DataError` about a weight that is empty, in memory or in what was written.

@@ -132,7 +132,7 @@ def served(shell: Any, project: Path, port: int) -> Iterator[tuple["subprocess.P
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=20, trust_env=False) as client:
 
             def ready() -> str:
-                if "-> Run)" not in (project.parent / "log.txt").read_text().partition(marker)[2]:
+                if "-> Run)" not in (project.parent / "log.txt").read_text():
                     return ""
                 try:
                     answer = client.get(path)
@@ -140,7 +140,6 @@ def served(shell: Any, project: Path, port: int) -> Iterator[tuple["subprocess.P
                     return ""
                 return str(answer.json()["id"]) if answer.is_success else ""
 
-            marker = ""
             yield process, client, shell.wait(ready, 150, project)
     finally:
         for left in shell.processes(project):

@@ -22,9 +22,7 @@ class LearnedReward:
         self.model = model
         self.tokens_per_batch = tokens_per_batch
 
-    def __call__(
-        self, *completions: Sequence[str], prompts: Sequence[str | Sequence[str]] = ()
-    ) -> list[float | None]:
+    def __call__(self, *completions: Sequence[str], prompts: Sequence[str | Sequence[str]] = ()) -> list[float | None]:
         agents = self.model.num_agents
         if len(completions) != agents:
             raise DataError(f"{len(completions)} lists of completions for a reward model of {agents} agents")

@@ -12,8 +12,7 @@ from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
 from comlrl_core.algorithms.shared import Learned, make_engines
 from comlrl_core.errors import ConfigError
 from comlrl_core.preference.records import PairRecord
-from comlrl_core.preference.reward_model import ProbeSample, open_reward_model, save_reward_model
-from comlrl_core.preference.reward_model.diagnostics import is_held_out
+from comlrl_core.preference.reward_model import open_reward_model, save_reward_model
 from comlrl_core.rewards.contract import Oracle
 from comlrl_core.team.team import Team, load_team
 
@@ -145,6 +144,16 @@ def test_builtin_tiny_starts_as_the_first_agent_did(team) -> None:
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.backbone.state_dict().items())
 
 
+def test_a_base_of_another_name_takes_only_general_options_from_the_agents() -> None:
+    agents = {"dtype": "bfloat16", "revision": "v1", "special_tokens": ["<tool>"]}
+    model = marlhf.new_reward_model(config(reward_model_name=TINY), TINY, 1, agents)
+    assert model.backbone.dtype == torch.bfloat16 and len(model.tokenizer) == 320
+    with pytest.raises(ConfigError, match="not revision"):
+        marlhf.new_reward_model(config(), TINY, 1, agents)  # the agents' base, with their options
+    grown = marlhf.new_reward_model(config(), TINY, 1, {"special_tokens": ["<tool>"]})
+    assert len(grown.tokenizer) == 321
+
+
 def test_a_frozen_backbone_is_not_trained(records) -> None:
     args = config(reward_freeze_backbone=True)
     model, result = marlhf.fit_or_keep(records, args, iteration=1, source=TINY, newest=None)
@@ -161,53 +170,6 @@ def test_who_labels_the_pairs(oracle) -> None:
     assert marlhf.scoring_oracle(asked, oracle, learned).name == "reward_model"
     assert marlhf.scoring_oracle(config(), oracle, learned) is oracle
     assert marlhf.scoring_oracle(MARLHFConfig(**SETTINGS), oracle, learned) is oracle
-
-
-def test_probes_answer_tasks_that_the_model_was_not_fitted_to() -> None:
-    tasks = [{"task_id": f"task {n}", "prompt": "a"} for n in range(200)]
-    chosen = marlhf.probe_tasks(config(reward_eval_fraction=0.1, reward_probe_samples=64), tasks)
-    assert chosen is not None
-    assert all(is_held_out(task["task_id"], 0.1) for task in chosen.tasks)
-    assert 64 <= len(chosen.tasks) * chosen.samples_per_task < 64 + len(chosen.tasks)
-    everything = marlhf.probe_tasks(config(reward_eval_fraction=0.0, reward_probe_samples=3), TASKS)
-    assert everything is not None
-    assert (len(everything.tasks), everything.samples_per_task) == (3, 1)
-    assert marlhf.probe_tasks(config(reward_probe_samples=0), TASKS) is None
-
-
-def test_probing_more_or_less_changes_no_weight(oracle, records) -> None:
-    prints = set()
-    for samples in (0, 8):
-        team = load_team(agent_model=TINY, num_agents=2, formatters="{prompt}\n")
-        args = config(reward_probe_samples=samples)
-        marlhf.learn(team, make_engines(team, args), TASKS, records, oracle, args, iteration=1, source=TINY)
-        prints.add(team.fingerprint())
-    assert len(prints) == 1
-
-
-def test_the_alarm_is_raised_when_the_learned_reward_rises_and_the_task_reward_falls(
-    team, oracle, monkeypatch, caplog
-) -> None:
-    """Pitfall 24, seen from an iteration: the two probes are compared, and the run hears it."""
-    sides = [[ProbeSample(f"t{n}", 0, learned + n, task) for n in range(6)] for learned, task in ((0.0, 0.9), (2.0, 0.4))]
-    monkeypatch.setattr(marlhf, "probe", lambda *_, **__: sides.pop(0))
-    with marlhf.probing(team, open_reward_model(TINY, 2), oracle, TASKS, config(), 3) as probes:
-        pass
-    assert probes.metrics["reward_model/alarm"] == 1.0
-    assert probes.metrics["reward_model/learned_reward_change"] == pytest.approx(2.0)
-    assert probes.metrics["reward_model/oracle_reward_change"] == pytest.approx(-0.5)
-    assert "iteration 3: the reward model is being exploited" in caplog.text
-
-
-def test_probe_scores_the_same_answers_with_both(team, oracle) -> None:
-    args = config()
-    model = open_reward_model(TINY, 2)
-    chosen = marlhf.probe_tasks(args, TASKS)
-    assert chosen is not None
-    first = marlhf.probe(team, model, oracle, chosen, args, iteration=1)
-    assert first == marlhf.probe(team, model, oracle, chosen, args, iteration=1)
-    assert [s.oracle for s in first] != [s.oracle for s in marlhf.probe(team, model, oracle, chosen, args, iteration=2)]
-    assert len(first) == 4 and len({sample.learned for sample in first}) > 1
 
 
 @pytest.mark.parametrize("backend", ["magrpo", "marloo", "maremax", "mareinforce"])

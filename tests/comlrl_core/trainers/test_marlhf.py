@@ -201,9 +201,7 @@ def test_refused_before_any_model_is_loaded(make, monkeypatch, args: dict, argum
 
 @pytest.mark.parametrize("kind", ["iterative", "offline"])
 def test_another_algorithms_config_is_refused(kind: str, reward) -> None:
-    trainer, wrong = (
-        (MARLHFIterTrainer, MARLHFConfig()) if kind == "iterative" else (MARLHFTrainer, MARLHFIterConfig())
-    )
+    trainer, wrong = (MARLHFIterTrainer, MARLHFConfig()) if kind == "iterative" else (MARLHFTrainer, MARLHFIterConfig())
     with pytest.raises(ConfigError, match="args must be a"):
         trainer(agent_model=TINY, reward_func=reward, args=wrong)
 

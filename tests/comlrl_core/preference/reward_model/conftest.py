@@ -65,9 +65,7 @@ def any_model(request: pytest.FixtureRequest) -> JointRewardModel:
 def encoder() -> Callable[..., JointEncoder]:
     """`encoder(max_length, num_agents=2, prefix_ids=())` over the tiny tokenizer, end mark 1."""
 
-    def make(
-        max_length: int | None = None, num_agents: int = 2, prefix_ids: tuple[int, ...] = ()
-    ) -> JointEncoder:
+    def make(max_length: int | None = None, num_agents: int = 2, prefix_ids: tuple[int, ...] = ()) -> JointEncoder:
         return JointEncoder(tiny_tokenizer(), num_agents, prefix_ids, (1,), max_length)
 
     return make
