@@ -12,7 +12,7 @@ run: $(VENV)/.runtime
 	$(BIN)/comlrl run
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "" $(ARGS)
+	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)

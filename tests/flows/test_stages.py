@@ -40,12 +40,13 @@ def test_stage_by_stage_is_the_same_as_a_run(small_project: Project, settings_of
 @pytest.mark.parametrize(
     ("name", "iteration", "message"),
     [
-        ("train", None, "allowed are prepare, iterate, evaluate, report"),
+        ("learn", None, "allowed are prepare, iterate, train, evaluate, report"),
+        ("train", "0001", "its stage is iterate"),
         ("iterate", None, "from 0001 to 0002"),
         ("iterate", "0000", "from 0001 to 0002"),
         ("iterate", "0003", "from 0001 to 0002"),
         ("iterate", "last", "from 0001 to 0002"),
-        ("prepare", "0001", "belongs to stage iterate"),
+        ("prepare", "0001", "belongs to stages iterate and train"),
     ],
 )
 def test_mistakes_are_named(
