@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import psutil
 
@@ -77,7 +78,8 @@ def _watch(name: str, starter: psutil.Process) -> None:
 
 
 def _stop(name: str) -> None:
-    print(f"{name} is gone: its work stops here; finished steps are kept", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # the starter may have been who read it
+        print(f"{name} is gone: its work stops here; finished steps are kept", file=sys.stderr, flush=True)
     os._exit(EXIT_CODE)
 
 

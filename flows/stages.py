@@ -26,6 +26,7 @@ from tasks.evaluate import evaluation_metrics, summarize_run
 from tasks.job import Job
 from tasks.prepare import prepare
 from tasks.report import report
+from tasks.steps import clear_aside
 from tasks.tracking import Tracker
 
 ORPHAN_SECONDS = 5.0  # a stage whose dvc was killed sees it and stops well within this time
@@ -42,6 +43,7 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
         check(planned.job, project.params, stage=name, iteration=number)
     with project.run_lock(f"stage {name}", patience=ORPHAN_SECONDS):
         check_stage(planned.job, project)
+        clear_aside(planned.job)
         tracker = open_tracker(planned)
         try:
             if name == "prepare":

@@ -38,7 +38,7 @@ from tasks.loading import forget
 from tasks.prepare import prepare
 from tasks.report import picture_paths, report, report_path
 from tasks.rollout import rollout_metrics
-from tasks.steps import inputs_digest
+from tasks.steps import clear_aside, inputs_digest
 from tasks.tracking import NullTracker, Tracker
 from tasks.update import update_metrics
 
@@ -103,6 +103,7 @@ def train(project: Project, config: RunConfig) -> dict[str, Any]:
     check(planned.job, project.params if planned.place == project else "settings")  # before anything is written
     with planned.place.run_lock("run"):
         open_place(planned)
+        clear_aside(planned.job)
         config.training.say_notices()
         tracker = open_tracker(planned)
         try:

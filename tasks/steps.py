@@ -75,6 +75,17 @@ def clear_before(job: Job, iteration: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def clear_aside(job: Job) -> None:
+    """Remove what a killed process had begun to write aside; only for who holds the project's lock."""
+    root = job.work_root
+    for folder in (root / "data", job.store.replay, job.store.models, job.store.state, job.plots, job.scratch):
+        for path in [*folder.rglob(".*.tmp"), *folder.rglob(".*.partial")]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
 def steps_of(job: Job, iteration: int) -> Steps:
     """The steps of `iteration`; the iteration before must be published."""
     inputs = inputs_digest(job, iteration)

@@ -68,9 +68,7 @@ def test_a_missing_file_and_wrong_bytes_are_data_errors(tmp_path: Path) -> None:
         ({"a": {1, 2}}, "field a: a set has no JSON form"),
     ],
 )
-def test_what_json_cannot_hold_is_named_and_nothing_is_written(
-    tmp_path: Path, value: object, message: str
-) -> None:
+def test_what_json_cannot_hold_is_named_and_nothing_is_written(tmp_path: Path, value: object, message: str) -> None:
     files.write_json(tmp_path / "a.json", "old")
     with pytest.raises(DataError, match=message):
         files.write_json(tmp_path / "a.json", value)

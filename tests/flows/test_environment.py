@@ -65,7 +65,5 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
         "print(sorted({'prefect', 'mlflow', 'dvc', 'torch'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], cwd=root, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

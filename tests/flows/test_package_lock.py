@@ -33,9 +33,7 @@ def test_comments_docstrings_and_formatting_do_not_count(package: Path, code: st
     assert package_digest(package) == before
 
 
-@pytest.mark.parametrize(
-    "old, new", [("x + 1", "x + 2"), ("= 1", "= None"), ("f(x", "f(y"), ("x + 1", "x - 1")]
-)
+@pytest.mark.parametrize("old, new", [("x + 1", "x + 2"), ("= 1", "= None"), ("f(x", "f(y"), ("x + 1", "x - 1")])
 def test_code_counts(package: Path, old: str, new: str) -> None:
     before = package_digest(package)
     (package / "sub" / "code.py").write_text(CODE.replace(old, new))

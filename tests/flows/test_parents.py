@@ -35,7 +35,7 @@ def start(folder: Path, words: list[str], mark: str, serve: bool) -> tuple["subp
     program.write_text(STARTER.format(python=sys.executable, work=folder / "work.py"))
     program.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), mark: "x"}
-    starter = subprocess.Popen([program, *words[1:]], env=environment, stderr=subprocess.DEVNULL)
+    starter = subprocess.Popen([program, *words[1:]], env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not pid.exists():
         assert time.monotonic() < deadline and starter.poll() is None
@@ -63,10 +63,15 @@ def gone(pid: int, seconds: float) -> bool:
     ],
 )
 def test_a_killed_starter_leaves_its_work_running(tmp_path: Path, words: list[str], mark: str, serve: bool) -> None:
-    """Killed outright, neither `dvc` nor `comlrl serve` can end what it started: that ends by itself, in seconds."""
+    """Killed outright, neither `dvc` nor `comlrl serve` can end what it started: that ends by itself, in seconds.
+
+    Also where the starter was who read its lines, so that its last words meet a broken pipe.
+    """
     starter, pid = start(tmp_path, words, mark, serve)
     time.sleep(3 * parents.POLL_SECONDS)
     assert not gone(pid, 0.2)
+    assert starter.stderr is not None
+    starter.stderr.close()
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     assert gone(pid, 10.0)

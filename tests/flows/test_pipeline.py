@@ -113,17 +113,13 @@ def test_what_a_run_committed_is_up_to_date_for_dvc(project: Path) -> None:
     assert repro(project) == ["iterate 0002", "evaluate 0002"]
     assert all(pipeline.is_current(project, name) for name in (*STAGES, "iterate@0002"))
 
-    (project / "params.yaml").write_text(
-        (project / "params.yaml").read_text().replace("other: 1", "other: 2")
-    )
+    (project / "params.yaml").write_text((project / "params.yaml").read_text().replace("other: 1", "other: 2"))
     assert pipeline.is_current(project, "iterate@0001")
     (project / "params.yaml").write_text((project / "params.yaml").read_text().replace("seed: 1", "seed: 2"))
     assert pipeline.status(project, "iterate@0001") == ["changed deps: params.yaml (seed modified)"]
 
     if (project / ".git").exists():
-        ignored = subprocess.run(
-            ["git", "status", "--short"], cwd=project, capture_output=True, text=True, check=True
-        )
+        ignored = subprocess.run(["git", "status", "--short"], cwd=project, capture_output=True, text=True, check=True)
         assert "models/iteration" not in ignored.stdout
 
 

@@ -61,17 +61,13 @@ def dvc_yaml(tmp_path: Path) -> Path:
 def test_more_iterations_add_lines_and_keep_everything_else(params: Path) -> None:
     assert set_iterations(params, 3)
     expected = PARAMS.replace("num_iterations: 2", "num_iterations: 3").replace("'0002'\n", "'0003'\n")
-    expected = expected.replace(
-        "    previous: '0001'\n", "    previous: '0001'\n  '0003': {previous: '0002'}\n"
-    )
+    expected = expected.replace("    previous: '0001'\n", "    previous: '0001'\n  '0003': {previous: '0002'}\n")
     assert params.read_text() == expected
 
 
 def test_fewer_iterations_remove_lines_and_no_comment_of_the_next_section(params: Path) -> None:
     assert set_iterations(params, 1)
-    expected = PARAMS.replace("num_iterations: 2", "num_iterations: 1").replace(
-        "'0002'\niter", "'0001'\niter"
-    )
+    expected = PARAMS.replace("num_iterations: 2", "num_iterations: 1").replace("'0002'\niter", "'0001'\niter")
     assert params.read_text() == expected.replace("  '0002':\n    previous: '0001'\n", "")
 
 
@@ -92,9 +88,7 @@ def test_a_number_out_of_bounds_is_refused(params: Path, n: object) -> None:
 
 def test_wrong_and_unquoted_entries_are_rewritten(params: Path) -> None:
     """`0001` without quotes is the integer 1 for DVC, whose stage would be `iterate@1`."""
-    params.write_text(
-        "num_iterations: 3\nlast_iteration: 0003\niterations:\n    0001: {previous: 0000}\n    x: {}\n"
-    )
+    params.write_text("num_iterations: 3\nlast_iteration: 0003\niterations:\n    0001: {previous: 0000}\n    x: {}\n")
     assert set_iterations(params, 2)
     assert params.read_text() == (
         "num_iterations: 2\nlast_iteration: '0002'\niterations:\n"
@@ -102,9 +96,7 @@ def test_wrong_and_unquoted_entries_are_rewritten(params: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "mapping", ["iterations: {}  # none\n", "iterations:  # none\n", "iterations: null  # none\n"]
-)
+@pytest.mark.parametrize("mapping", ["iterations: {}  # none\n", "iterations:  # none\n", "iterations: null  # none\n"])
 def test_empty_mappings_are_filled(params: Path, mapping: str) -> None:
     params.write_text(f"num_iterations: 0\nlast_iteration:\n{mapping}seed: 1\n")
     assert set_iterations(params, 1)
@@ -145,8 +137,7 @@ def test_user_files_become_dependencies_and_leave_again(dvc_yaml: Path) -> None:
     assert sync_dependencies(dvc_yaml, files)
     text = dvc_yaml.read_text()
     assert (
-        '        - my_rewards.py  # from params.yaml\n        - "base model"  # from params.yaml\n      outs:'
-        in text
+        '        - my_rewards.py  # from params.yaml\n        - "base model"  # from params.yaml\n      outs:' in text
     )
     assert "        # the one before\n" in text
     assert "    deps:  # inputs\n      - comlrl.lock\n      - data/x\n      - my_rewards.py" in text
@@ -177,9 +168,7 @@ def test_a_missing_stage_is_named(dvc_yaml: Path) -> None:
 
 @pytest.mark.parametrize("files", [["r.py"], ["r.py", "m/one"]])
 def test_lists_that_are_not_indented_stay_so(dvc_yaml: Path, files: list[str]) -> None:
-    text = DVC.replace(
-        "    deps: [comlrl.lock, data/x]  # inputs\n", "    deps:\n    - comlrl.lock\n    - data/x\n"
-    )
+    text = DVC.replace("    deps: [comlrl.lock, data/x]  # inputs\n", "    deps:\n    - comlrl.lock\n    - data/x\n")
     dvc_yaml.write_text(text)
     assert sync_dependencies(dvc_yaml, {"prepare": files})
     added = "".join(f"    - {file}  # from params.yaml\n" for file in files)

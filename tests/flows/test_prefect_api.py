@@ -281,9 +281,7 @@ def test_a_real_prefect_server_lives_and_dies_with_its_users(state: Path) -> Non
         "    print(api.url, answer())\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", flow, state], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-c", flow, state], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [url, "42"], done.stderr
     assert "Traceback" not in done.stderr
     process.kill()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.job import Job
-from tasks.steps import clear_before, inputs_digest, steps_of, training_identity
+from tasks.steps import clear_aside, clear_before, inputs_digest, steps_of, training_identity
 
 MakeJob = Callable[..., Job]
 REWARD = "def score(first, second):\n    return [0.5 for _ in first]\n"
@@ -112,6 +112,19 @@ def test_edited_task_files_and_models_make_another_initial_state(tmp_path: Path,
     (tmp_path / "base" / "config.json").write_text('{"a": 1}')
     digests.append(inputs_digest(job, 0))
     assert len(set(digests)) == 3
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_litter(unbroken: MakeJob) -> None:
+    """Files and folders that were being written aside go at the next start; everything whole stays."""
+    job = unbroken()
+    before = sorted(path for path in job.work_root.rglob("*"))
+    (job.store.replay / ".iteration_0002.json.0123456789abcdef.tmp").write_text("{")
+    (job.store.models / ".iteration_0002.77.partial" / "agent_0").mkdir(parents=True)
+    (job.store.policy(1) / ".manifest.json.0123456789abcdef.tmp").write_text("{")
+    (job.scratch / "iteration_0003-00" / ".drawn.jsonl.0123456789abcdef.tmp").parent.mkdir()
+    (job.scratch / "iteration_0003-00" / ".drawn.jsonl.0123456789abcdef.tmp").write_text("{")
+    clear_aside(job)
+    assert [path for path in sorted(job.work_root.rglob("*")) if path.name != "iteration_0003-00"] == before
 
 
 def test_steps_of_earlier_iterations_are_cleared(prepared: MakeJob) -> None:

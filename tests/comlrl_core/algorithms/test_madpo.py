@@ -91,9 +91,7 @@ def in_order(count: int) -> Callable[[int], Sequence[int]]:
     return lambda epoch: range(count)
 
 
-def run(
-    models: Sequence[nn.Module], engines: Sequence[Engine], pairs: list[PairTokens], **settings: Any
-) -> list[dict]:
+def run(models: Sequence[nn.Module], engines: Sequence[Engine], pairs: list[PairTokens], **settings: Any) -> list[dict]:
     reference = settings.pop("reference", None)
     order = settings.pop("order", in_order(len(pairs)))
     on_step = settings.pop("on_step", None)
@@ -111,9 +109,7 @@ def run(
     )
 
 
-def gradients(
-    models: Sequence[nn.Module], pairs: list[PairTokens], **settings: Any
-) -> tuple[list[list[Tensor]], dict]:
+def gradients(models: Sequence[nn.Module], pairs: list[PairTokens], **settings: Any) -> tuple[list[list[Tensor]], dict]:
     """The gradient of every agent's model for one minibatch of all pairs, and its metrics."""
     recorders = {id(model): Recorder(model) for model in models}
     engines = [recorders[id(model)] for model in models]
@@ -159,9 +155,7 @@ def test_agents_that_share_a_model_get_the_sum_of_their_gradients() -> None:
     shared, pairs = policy(0), make_pairs(5, 2)
     with scoring_mode(shared):
         margins = [pair_margins(shared, pairs, agent, PAD)[0] for agent in range(2)]
-        expected = torch.autograd.grad(
-            preference_loss(margins[0] + margins[1], 0.1).mean(), list(shared.parameters())
-        )
+        expected = torch.autograd.grad(preference_loss(margins[0] + margins[1], 0.1).mean(), list(shared.parameters()))
     found, _ = gradients([shared, shared], pairs)
     assert_gradients_equal([found[0]], [list(expected)], atol=1e-12)
 
@@ -230,9 +224,7 @@ def test_at_step_0_the_margin_over_the_reference_is_zero_even_with_dropout() -> 
 def test_reference_margins_do_not_depend_on_the_batch(normalised: bool) -> None:
     models, pairs = [policy(0), policy(1)], make_pairs(7, 2)
     alone = reference_margins(models, pairs, [PAD, PAD], 1, normalised)
-    torch.testing.assert_close(
-        reference_margins(models, pairs, [PAD, PAD], 3, normalised), alone, rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(reference_margins(models, pairs, [PAD, PAD], 3, normalised), alone, rtol=0, atol=1e-12)
     expected = pair_margins(models[1].eval(), pairs, 1, PAD, normalised)[0]
     torch.testing.assert_close(alone[:, 1], expected.detach(), rtol=0, atol=1e-12)
 
@@ -390,9 +382,7 @@ def test_three_nonfinite_minibatches_in_a_row_end_the_run_even_under_skip() -> N
     """Bad are 0, 1, 3, 4, 5: two in a row are survived, the three from 3 on are not."""
     model, pairs = policy(0), make_pairs(7, 1)
     seen: list[dict] = []
-    with pytest.raises(
-        TrainingError, match=r"minibatch 5 \(pairs 5\) is not finite, nor were the 2 before it"
-    ):
+    with pytest.raises(TrainingError, match=r"minibatch 5 \(pairs 5\) is not finite, nor were the 2 before it"):
         run(
             [model],
             [LocalEngine(model, OptimizerSettings(1e-2))],
@@ -427,9 +417,7 @@ def test_pairs_without_a_token_give_zero_loss_and_are_counted() -> None:
     for loss_type in ("sigmoid", "ipo"):
         model = policy(0)
         before = [p.clone() for p in model.parameters()]
-        history = run(
-            [model], [LocalEngine(model, OptimizerSettings(1e-2))], [empty, empty], loss_type=loss_type
-        )
+        history = run([model], [LocalEngine(model, OptimizerSettings(1e-2))], [empty, empty], loss_type=loss_type)
         assert history[0]["loss"] == 0.0 and history[0]["masked_pairs"] == 2 and history[0]["skipped"] == 1
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
     pairs = make_pairs(3, 1)

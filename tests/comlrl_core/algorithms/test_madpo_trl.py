@@ -47,9 +47,7 @@ def policy(kind: str, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     if kind == "gpt2":
         return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=len(WORDS), n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
-            )
+            GPT2Config(vocab_size=len(WORDS), n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
         ).double()
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -122,18 +120,14 @@ def test_one_agent_equals_dpo_of_trl(kind: str, loss_type: Any, with_reference: 
     beta = 0.3
     model = policy(kind, 0)
     reference = policy(kind, 1) if with_reference else None
-    expected_loss, expected = trl_loss_and_gradient(
-        copy.deepcopy(model), reference, loss_type, beta, tmp_path
-    )
+    expected_loss, expected = trl_loss_and_gradient(copy.deepcopy(model), reference, loss_type, beta, tmp_path)
 
     settings = MADPOUpdateSettings(beta=beta, loss_type=loss_type, train_batch_size=len(ROWS))
     margins = None
     if reference is not None:
         margins = reference_margins([reference], pairs(), [PAD], 2, settings.normalised)
     engine = Recorder(model, OptimizerSettings(1e-3))
-    history = update(
-        [model], [engine], [PAD], pairs(), settings, reference=margins, order=lambda _: range(len(ROWS))
-    )
+    history = update([model], [engine], [PAD], pairs(), settings, reference=margins, order=lambda _: range(len(ROWS)))
 
     assert history[0]["loss"] == pytest.approx(expected_loss, rel=1e-5)
     scale = max(g.abs().max().item() for g in expected)

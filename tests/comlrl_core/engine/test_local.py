@@ -143,9 +143,7 @@ def test_begin_restarts_the_schedule_and_keeps_the_moments(tmp_path: Path) -> No
     engine.save_state(tmp_path)
     from safetensors.torch import load_file
 
-    steps = {
-        name: value for name, value in load_file(tmp_path / STATE_FILE).items() if name.startswith("step/")
-    }
+    steps = {name: value for name, value in load_file(tmp_path / STATE_FILE).items() if name.startswith("step/")}
     assert {value.item() for value in steps.values()} == {4.0}  # Adam's own count goes on
 
 
@@ -186,9 +184,7 @@ def test_a_shared_model_given_twice_has_one_optimizer(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         engines = build_engines([shared, own, shared], OptimizerSettings(1e-2))
     assert engines[0] is engines[2] and engines[0] is not engines[1]
-    assert [r.getMessage() for r in caplog.records] == [
-        "agents that share one model, and one optimizer: 0, 2"
-    ]
+    assert [r.getMessage() for r in caplog.records] == ["agents that share one model, and one optimizer: 0, 2"]
 
 
 def test_two_models_with_one_trainable_parameter_are_refused() -> None:

@@ -23,9 +23,7 @@ JOINT = JointResponse(
     reward=0.1 + 0.2,
 )
 BAD = JointResponse(3, "history", JOINT.completions, raw_reward=None, dropped=True)
-TASK = TaskCandidates(
-    "t0", {"task_id": "t0", "prompt": "p", "target": [1, None]}, ("p1", "p2"), [JOINT], [BAD]
-)
+TASK = TaskCandidates("t0", {"task_id": "t0", "prompt": "p", "target": [1, None]}, ("p1", "p2"), [JOINT], [BAD])
 
 
 def test_what_is_written_comes_back_and_bytes_repeat(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from comlrl_core.preference.files import (
 from comlrl_core.preference.records import PairRecord
 
 PAIRS = [
-    PairRecord(("p", "q"), ("a\n\u2028", "b"), ("c", "é😀"), 0.1 + 0.2, -1 / 3, 0.0, task_id=f"t{i}")
-    for i in range(3)
+    PairRecord(("p", "q"), ("a\n\u2028", "b"), ("c", "é😀"), 0.1 + 0.2, -1 / 3, 0.0, task_id=f"t{i}") for i in range(3)
 ]
 
 
@@ -85,9 +84,7 @@ def test_a_torn_file_is_refused_by_name(tmp_path: Path, share: float) -> None:
         ("version", 1, "field 'version' is unknown"),
     ],
 )
-def test_a_foreign_or_edited_file_is_refused_by_field(
-    tmp_path: Path, key: str, value: Any, message: str
-) -> None:
+def test_a_foreign_or_edited_file_is_refused_by_field(tmp_path: Path, key: str, value: Any, message: str) -> None:
     path, _ = write_iteration(tmp_path, 1, PAIRS, {})
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     with pytest.raises(DataError, match=rf"iteration_0001\.json: {message}"):

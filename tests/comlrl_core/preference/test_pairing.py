@@ -11,9 +11,7 @@ from comlrl_core.preference.pairing import PairingResult, make_pairs
 from comlrl_core.preference.records import to_json
 
 
-def joint(
-    index: int, reward: float | None, text: str | None = None, source: str = "current"
-) -> JointResponse:
+def joint(index: int, reward: float | None, text: str | None = None, source: str = "current") -> JointResponse:
     words = (text or f"{source} {index}", "second")
     completions = (Completion(words[0], (index + 10, 2), True), Completion(words[1], (7,), False))
     raw = None if reward is None else reward * 10
@@ -24,9 +22,7 @@ def offline(*rewards: float | None, task_id: str = "t") -> TaskCandidates:
     return TaskCandidates(task_id, {}, ("p1", "p2"), [joint(i, r) for i, r in enumerate(rewards)])
 
 
-def versus(
-    own: dict[int, float | None], other: dict[int, float | None], task_id: str = "t"
-) -> TaskCandidates:
+def versus(own: dict[int, float | None], other: dict[int, float | None], task_id: str = "t") -> TaskCandidates:
     return TaskCandidates(
         task_id,
         {},

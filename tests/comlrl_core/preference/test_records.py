@@ -61,9 +61,7 @@ def test_one_side_of_text_alone_is_no_record_with_ids() -> None:
 
 
 def test_offline_records_leave_the_raw_rewards_out() -> None:
-    offline = {key: value for key, value in PUBLISHED.items() if "raw" not in key} | {
-        "candidate_index": [3, 1]
-    }
+    offline = {key: value for key, value in PUBLISHED.items() if "raw" not in key} | {"candidate_index": [3, 1]}
     record = from_json(offline, "f")
     assert record.raw_rewards is None and record.candidate_index == (3, 1)
     assert to_json(record) == offline

@@ -16,9 +16,7 @@ from comlrl_core.preference.replay import ReplaySample, ReplaySettings, replay_w
 def fill(folder: Path, sizes: dict[int, int]) -> Path:
     """Files with that many pairs each; pair 2 of iteration 3 has the task id `3:2`."""
     for iteration, size in sizes.items():
-        records = [
-            PairRecord(("p",), ("a",), ("b",), 1.0, 0.0, 0.5, task_id=f"{iteration}:{i}") for i in range(size)
-        ]
+        records = [PairRecord(("p",), ("a",), ("b",), 1.0, 0.0, 0.5, task_id=f"{iteration}:{i}") for i in range(size)]
         write_iteration(folder, iteration, records, {})
     return folder
 
@@ -27,9 +25,7 @@ def ids(sample: ReplaySample) -> list[str]:
     return [record.task_id or "" for record in sample.records]
 
 
-def draw(
-    folder: Path, iteration: int, settings: ReplaySettings, eligible: Any = None, seed: int = 0
-) -> ReplaySample:
+def draw(folder: Path, iteration: int, settings: ReplaySettings, eligible: Any = None, seed: int = 0) -> ReplaySample:
     own = range(1, iteration + 1) if eligible is None else eligible
     return sample_replay(folder, iteration, list(own), settings, (seed, iteration, "sample"))
 

@@ -96,9 +96,7 @@ def test_an_exception_inside_is_passed_on_once_with_function_and_tasks() -> None
         calls.append(1)
         raise TypeError("unexpected keyword argument 'batch_items'")
 
-    with pytest.raises(
-        RewardError, match=r"function broken raised TypeError: unexpected .*\(tasks t0, t1\)"
-    ) as error:
+    with pytest.raises(RewardError, match=r"function broken raised TypeError: unexpected .*\(tasks t0, t1\)") as error:
         score(broken)
     assert isinstance(error.value.__cause__, TypeError)
     assert len(calls) == 1
@@ -120,9 +118,7 @@ def test_an_exception_inside_is_passed_on_once_with_function_and_tasks() -> None
 )
 @pytest.mark.parametrize("mode", ["fail", "drop"])
 def test_a_wrong_shape_or_type_names_function_and_task(result: Any, message: str, mode: Any) -> None:
-    with pytest.raises(
-        RewardError, match=f"judge {message}" if message.startswith("returned") else message
-    ) as error:
+    with pytest.raises(RewardError, match=f"judge {message}" if message.startswith("returned") else message) as error:
         score(lambda first, second: result, name="judge", on_bad_reward=mode)
     assert "t0" in str(error.value) or "t1" in str(error.value)
 

@@ -20,9 +20,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 22, 1 << 22])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_equals_log_softmax_with_its_gradient(
-    chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_log_softmax_with_its_gradient(chunk: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", chunk)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 11, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -68,9 +68,7 @@ def test_bad_settings_are_refused(settings: dict, message: str) -> None:
 
 
 @pytest.mark.slow  # importing TRL takes several seconds
-@pytest.mark.parametrize(
-    ("loss_type", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.2), ("hinge", 0.0), ("ipo", 0.0)]
-)
+@pytest.mark.parametrize(("loss_type", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.2), ("hinge", 0.0), ("ipo", 0.0)])
 def test_equals_trl_cpo_loss(loss_type: LossType, smoothing: float) -> None:
     """CPO without its likelihood term is our loss of `chosen - rejected`."""
     trainer = pytest.importorskip("trl.experimental.cpo").CPOTrainer

@@ -48,9 +48,7 @@ def test_a_loaded_team_answers_as_the_saved_one(mixed, tmp_path):
     assert [agent.eos_ids for agent in loaded.agents] == [agent.eos_ids for agent in mixed.agents]
     assert loaded.pad_ids == mixed.pad_ids
     prompts = [("a bird.", "our river"), ("x", "y z")]
-    drawn = [
-        team.generate(prompts, 3, Sampling(12), lambda *parts: stream_key(*parts)) for team in (mixed, loaded)
-    ]
+    drawn = [team.generate(prompts, 3, Sampling(12), lambda *parts: stream_key(*parts)) for team in (mixed, loaded)]
     assert drawn[0] == drawn[1]
 
 

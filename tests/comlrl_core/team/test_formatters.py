@@ -62,9 +62,7 @@ def test_messages_without_a_template_name_the_way_out(tiny):
         render(tiny[1], [{"role": "user", "content": "x"}])
 
 
-@pytest.mark.parametrize(
-    "value", [None, 3, [], ["text"], [{"role": "user"}], {"role": "user", "content": "x"}]
-)
+@pytest.mark.parametrize("value", [None, 3, [], ["text"], [{"role": "user"}], {"role": "user", "content": "x"}])
 def test_anything_else_from_a_formatter_is_refused(chat, value):
     with pytest.raises(ConfigError, match="a formatter must return"):
         render(chat[1], value)

