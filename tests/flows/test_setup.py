@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from comlrl_core.config.files import read_params
+from comlrl_core.config.files import read_params, read_yaml
 from comlrl_core.config.run import RunConfig
 from flows import setup
 from flows.package_lock import LOCK_NAME, check_lock
@@ -56,6 +57,14 @@ def test_the_templates_are_valid_and_are_what_this_repository_uses() -> None:
     root = Path(setup.__file__).parents[1]
     assert read_params(root / "params.yaml").run_config() == config
     assert (root / "dvc.yaml").read_text() == (templates / "pipeline.yaml").read_text()
+
+
+def test_the_settings_have_every_name_that_the_pipeline_uses() -> None:
+    """DVC refuses the whole pipeline for one missing name, also of a stage that the algorithm does not have."""
+    templates = Path(setup.__file__).parent / "templates"
+    text = (templates / "pipeline.yaml").read_text()
+    names = set(re.findall(r"\$\{(\w+)\}", text)) - {"key"}
+    assert {"iterations", "last_iteration"} <= names <= read_yaml(templates / "params.yaml").keys()
 
 
 def test_the_lock_file_and_dependencies_follow_the_settings(small_project: Project) -> None:
