@@ -69,7 +69,6 @@ def _log_to_terminal() -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.handlers = [handler]
-        logger.propagate = False
 
 
 @app.command()
