@@ -5,14 +5,17 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-fast lint format clean
+.PHONY: run test test-all test-fast lint format clean
 
 run: $(VENV)/.runtime
 	$(BIN)/comlrl init
 	$(BIN)/comlrl run
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not endurance" -n 2 --dist loadfile $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "" $(ARGS)
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)

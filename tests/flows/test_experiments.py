@@ -10,7 +10,7 @@ import pytest
 from comlrl_core.config.files import read_params
 from comlrl_core.files import read_json
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 OUTPUTS = ("data/tasks", "replay", "models", "state")
 BETA = "training.dpo_beta=0.2"

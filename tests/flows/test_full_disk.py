@@ -19,7 +19,7 @@ from dvc.dvcfile import ProjectFile
 from flows import cli, iteration, pipeline, training
 from flows.project import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 SIZE = "48m"
 BLOCK = 4096

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 SECONDS = 10.0  # what a killed command started must be gone by then
 
