@@ -7,7 +7,7 @@ import pytest
 from flows import iteration
 from flows.iteration import iterate
 
-CONFIG = SimpleNamespace(learns_from_rewards=lambda: False)
+CONFIG = SimpleNamespace(learns_from_rewards=lambda: False, fits_reward_model=lambda: False)
 JOB: Any = SimpleNamespace(source_root=Path("project"), config=CONFIG)
 
 

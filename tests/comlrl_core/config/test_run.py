@@ -112,11 +112,11 @@ BAD_TRAINING: list[tuple[dict[str, Any], str, str]] = [
     ({"dpo_bta": 0.3}, "training.dpo_bta", "did you mean 'dpo_beta'"),
     ({"preference_replay_lam": 0.3}, "training.preference_replay_lam", "did you mean 'preference_replay_lambda'"),
     ({"zzz": 1}, "training.zzz", "unknown setting; known are adam_beta1, "),
-    ({"num_iterations": 2}, "num_iterations", "differs from the top level's 6"),
+    ({"num_iterations": 2}, "num_iterations", "differs from the top level's num_iterations 6"),
 ]
 
 BAD_ELSEWHERE: list[tuple[dict[str, Any], str, str]] = [
-    ({"algorithm": "madpo_iterative"}, "algorithm", "'madpo_iter' or 'madpo'"),
+    ({"algorithm": "madpo_iterative"}, "algorithm", "'madpo_iter', 'madpo', 'marlhf_iter'"),
     ({"algorithm": "madpo", "num_iterations": 2}, "num_iterations", "must be 1 for the offline algorithm"),
     (
         {"algorithm": "madpo", "training": {"pair_selection": "comparator_reward"}},
