@@ -69,6 +69,7 @@ def _log_to_terminal() -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.handlers = [handler]
+        logger.propagate = False
 
 
 @app.command()

@@ -38,12 +38,21 @@ OURS = ("COMLRL", "DVC", "MLFLOW", "PREFECT", "GIT_")
 BIN = Path(sys.prefix) / "bin"
 
 
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What the command line does to our loggers goes with it."""
+    loggers = [logging.getLogger(name) for name in ("comlrl_core", "flows", "tasks")]
+    before = [(logger.level, list(logger.handlers), logger.propagate) for logger in loggers]
+    yield
+    for logger, (level, handlers, propagate) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers, logger.propagate = handlers, propagate
+
+
 @pytest.fixture
 def own_environment() -> Iterator[None]:
     """Nothing that a developer's shell says about other projects; and what a test sets goes with it."""
     before, threads = dict(os.environ), torch.get_num_threads()
-    loggers = [logging.getLogger(name) for name in ("comlrl_core", "flows", "tasks")]
-    logging_before = [(logger.level, list(logger.handlers), logger.propagate) for logger in loggers]
     for name in [name for name in os.environ if name.startswith(OURS)]:
         del os.environ[name]
     os.environ["COMLRL_PROGRESS"] = "0"
@@ -51,9 +60,6 @@ def own_environment() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before)
     torch.set_num_threads(threads)
-    for logger, (level, handlers, propagate) in zip(loggers, logging_before, strict=True):
-        logger.setLevel(level)
-        logger.handlers, logger.propagate = handlers, propagate
     forget()
 
 

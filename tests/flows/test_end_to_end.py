@@ -3,6 +3,8 @@
 Projects are made once for the module. A test that changes one works in a copy.
 """
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ import psutil
 import pytest
 
 from comlrl_core.config.files import read_params
+from comlrl_core.config.run import PreferenceRun
 from comlrl_core.environments.tasks import read_tasks
 from comlrl_core.files import read_json
 from comlrl_core.preference.files import read_iteration, read_meta
@@ -86,21 +89,24 @@ def git(folder: Path, *arguments: str) -> str:
     return run(folder, "git", *identity, *arguments)
 
 
-def here(folder: Path, *arguments: str, code: int = 0) -> None:
-    """The `comlrl` command in this process, which has imported PyTorch already."""
+def here(folder: Path, *arguments: str, code: int = 0) -> str:
+    """The `comlrl` command in this process, which has imported PyTorch already; what it prints."""
     environment, directory, argv = dict(os.environ), os.getcwd(), sys.argv
     sys.argv = ["comlrl", *arguments]
     os.chdir(folder)
+    printed = io.StringIO()
     try:
-        cli.main()
-        assert code == 0
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            cli.main()
+        assert code == 0, printed.getvalue()
     except SystemExit as ended:
-        assert ended.code == code
+        assert ended.code == code, printed.getvalue()
     finally:
         sys.argv = argv
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(environment)
+    return printed.getvalue()
 
 
 def repro(folder: Path, *command: str) -> list[str]:
@@ -215,11 +221,11 @@ def test_a_second_repro_runs_nothing(subfolder: Path) -> None:
     assert repro(subfolder) == []
 
 
-def test_a_second_run_does_nothing(plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_run_does_nothing(plain: Path, tmp_path: Path) -> None:
     project = copied(plain, tmp_path)
     before = outputs(project)
-    here(project, "run", "--plain")
-    assert "everything is up to date" in caplog.text
+    printed = here(project, "run", "--plain")
+    assert printed.count("everything is up to date") == 1
     assert outputs(project) == before
 
 
@@ -280,15 +286,14 @@ def test_dvc_reads_metrics_and_plots(plain: Path, tmp_path: Path) -> None:
         assert f"plots/{name}.csv" in vega and str(rows[-1][column]) in vega
 
 
-def test_another_beta_runs_all_iterations(plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_beta_runs_all_iterations(plain: Path, tmp_path: Path) -> None:
     project = copied(plain, tmp_path)
     edit(project / "params.yaml", "dpo_beta: 0.3", "dpo_beta: 0.2")
     before = results(project)
     changed = run(project, "dvc", "status")
     assert "iterate@0001" in changed and "iterate@0002" in changed and "prepare" not in changed
-    here(project, "run", "--plain")
-    ran = re.findall(r"(prepare|iterate@\d+|evaluate) is up to date", caplog.text)
-    assert ran == ["prepare"]
+    printed = here(project, "run", "--plain")
+    assert re.findall(r"(prepare|iterate@\d+|evaluate) is up to date", printed) == ["prepare"]
     assert repro(project) == []
     after = results(project)
     assert {name for name in before if before[name] != after[name]} == {
@@ -297,10 +302,8 @@ def test_another_beta_runs_all_iterations(plain: Path, tmp_path: Path, caplog: p
     }
 
     # The former settings again: nothing is computed, DVC has it all.
-    caplog.clear()
     edit(project / "params.yaml", "dpo_beta: 0.2", "dpo_beta: 0.3")
-    here(project, "run", "--plain")
-    assert "pairs from" not in caplog.text
+    assert "pairs from" not in here(project, "run", "--plain")
     assert results(project) == before
 
 
@@ -312,7 +315,7 @@ def test_other_sections_rerun_no_iteration(plain: Path, tmp_path: Path) -> None:
     assert "evaluate" in changed and "iterate" not in changed and "prepare" not in changed
 
 
-def test_the_users_reward_file_is_a_dependency(plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_users_reward_file_is_a_dependency(plain: Path, tmp_path: Path) -> None:
     project = copied(plain, tmp_path)
     params, rewards, pipeline = (project / name for name in ("params.yaml", "my_rewards.py", "dvc.yaml"))
     comments = pipeline.read_text().count("#")
@@ -328,9 +331,8 @@ def test_the_users_reward_file_is_a_dependency(plain: Path, tmp_path: Path, capl
     edit(rewards, "len(a) % 2", "len(a) % 3")
     changed = run(project, "dvc", "status")
     assert "iterate@0001" in changed and "evaluate" in changed and "prepare" not in changed
-    caplog.clear()
-    here(project, "run", "--plain")
-    assert re.findall(r"(\S+) is up to date", caplog.text) == ["prepare"]
+    printed = here(project, "run", "--plain")
+    assert re.findall(r"(\S+) is up to date", printed) == ["prepare"]
     assert read_iteration(project / "replay/iteration_0001.json")[0].oracle != record.oracle
     assert repro(project) == []
 
@@ -578,7 +580,7 @@ def test_the_form_says_what_is_allowed(served: tuple[Path, httpx.Client, dict[st
             # A section whose own description says the same has it there alone.
             section = definitions.get(about.get("$ref", "").rpartition("/")[2], {})
             assert about.get("description") or section.get("description"), f"{name}.{field}"
-    fields = definitions["MADPOIterConfig"]["properties"]
+    fields = definitions[PreferenceRun.form_of.__name__]["properties"]
     assert fields["dpo_beta"]["exclusiveMinimum"] == 0
     assert fields["temperature"]["maximum"] == 100
     assert fields["comparator_policy"]["enum"][0] == "current"
