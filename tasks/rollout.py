@@ -6,7 +6,8 @@ from typing import Any
 
 from prefect import task
 
-from comlrl_core.algorithms.reinforce import Hooks, reinforce_epoch, reinforce_settings, steps_per_epoch
+from comlrl_core.algorithms.reinforce import reinforce_epoch, reinforce_settings, steps_per_epoch
+from comlrl_core.algorithms.rollout_loop import Hooks
 from comlrl_core.algorithms.shared import Learned, Metrics
 from comlrl_core.engine.protocol import agents_by_engine
 from comlrl_core.files import iter_jsonl, write_jsonl

@@ -9,7 +9,7 @@ What every door does in one iteration, each stage a function of its own.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from comlrl_core.algorithms.probing import (
     probe_tasks,
     probing,
 )
-from comlrl_core.algorithms.reinforce import Hooks, ReinforceSettings, reinforce
-from comlrl_core.algorithms.shared import Learned, Metrics, sampling
+from comlrl_core.algorithms.reinforce import ReinforceSettings, reinforce
+from comlrl_core.algorithms.rollout_loop import Hooks
+from comlrl_core.algorithms.shared import Learned, Metrics, optimizer_settings, sampling
 from comlrl_core.engine.local import LocalEngine
-from comlrl_core.engine.protocol import Engine, OptimizerSettings
+from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.preference.reward_model import (
@@ -163,16 +164,7 @@ def fit_reward_model(
     on_step: Callable[[Metrics], None] | None = None,
 ) -> RewardFit:
     """Fit `model` in place with fresh optimizer moments, and freeze it."""
-    settings = OptimizerSettings(
-        learning_rate=config.reward_learning_rate,
-        weight_decay=config.weight_decay,
-        beta1=config.adam_beta1,
-        beta2=config.adam_beta2,
-        epsilon=config.adam_epsilon,
-        gradient_clip=config.gradient_clip,
-        lr_schedule=config.lr_schedule,
-        lr_warmup_steps=config.lr_warmup_steps,
-    )
+    settings = replace(optimizer_settings(config), learning_rate=config.reward_learning_rate)
 
     def engine(trained: JointRewardModel) -> Engine:
         return LocalEngine(trained, settings)

@@ -63,7 +63,12 @@ def sampling(config: SamplingConfig) -> Sampling:
 
 def make_engines(team: Team, config: OptimizationConfig) -> list[Engine]:
     """One engine per agent (one for all agents that share a model), with fresh optimizer moments."""
-    settings = OptimizerSettings(
+    return build_engines(team.models, optimizer_settings(config))
+
+
+def optimizer_settings(config: OptimizationConfig) -> OptimizerSettings:
+    """How the agents are optimised."""
+    return OptimizerSettings(
         learning_rate=config.agent_learning_rate,
         weight_decay=config.weight_decay,
         beta1=config.adam_beta1,
@@ -73,7 +78,6 @@ def make_engines(team: Team, config: OptimizationConfig) -> list[Engine]:
         lr_schedule=config.lr_schedule,
         lr_warmup_steps=config.lr_warmup_steps,
     )
-    return build_engines(team.models, settings)
 
 
 def save_training_state(

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from comlrl_core.algorithms import marlhf
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
-from comlrl_core.algorithms.reinforce import Hooks
+from comlrl_core.algorithms.rollout_loop import Hooks
 from comlrl_core.algorithms.shared import UPDATES, Learned
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.files import read_jsonl

@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from comlrl_core.algorithms.reinforce import Hooks, reinforce, reinforce_settings
+from comlrl_core.algorithms.reinforce import reinforce, reinforce_settings
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from comlrl_core.algorithms.rollout_loop import Hooks
 from comlrl_core.algorithms.shared import UPDATES, Learned, Metrics, sampling
 from comlrl_core.digests import digest_values
 from comlrl_core.errors import ConfigError
