@@ -20,10 +20,9 @@ from torch import Tensor
 from comlrl_core.algorithms.actor_critic_config import CriticConfig, MAACConfig
 from comlrl_core.algorithms.policy_updates import policy_gradients, policy_metrics, step_engines
 from comlrl_core.algorithms.rollout_loop import Hooks, LoopSettings, rollout_epoch
-from comlrl_core.algorithms.shared import Learned, Metrics, OptimizationConfig, optimizer_settings, sampling
-from comlrl_core.critics.building import CriticPlan
+from comlrl_core.algorithms.shared import Learned, Metrics, sampling
 from comlrl_core.critics.critics import Critics
-from comlrl_core.engine.protocol import Engine, OptimizerSettings, agents_by_engine
+from comlrl_core.engine.protocol import Engine, agents_by_engine
 from comlrl_core.errors import ConfigError
 from comlrl_core.rl.advantages import group_advantages
 from comlrl_core.rl.values import clipped_value_loss, value_loss
@@ -119,23 +118,6 @@ def actor_critic_settings(config: MAACConfig) -> ActorCriticSettings:
 def rule_of(config: CriticConfig, discount: float, kl_coef: float) -> TemporalDifference:
     """How rewards become targets and advantages."""
     return TemporalDifference(config.critic_type, discount, kl_coef, config.q_baseline_samples)
-
-
-def critic_plan(config: CriticConfig) -> CriticPlan:
-    """What the settings say about critics."""
-    return CriticPlan(
-        central=config.has_central_critic(),
-        separate=config.has_separate_critic(),
-        hidden_dim=config.head_hidden_dim(),
-        max_length=config.critic_max_length,
-        seed=config.seed,
-        devices=config.critic_devices,
-    )
-
-
-def critic_optimizer(config: OptimizationConfig, rate: float) -> OptimizerSettings:
-    """The agents' optimizer settings with the critics' learning rate."""
-    return replace(optimizer_settings(config), learning_rate=rate)
 
 
 def actor_critic(

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from comlrl_core.critics.critic import Critic, SeparateCritic, SharedCritic
 from comlrl_core.critics.critics import Critics
-from comlrl_core.critics.files import check_critic, critic_folder, load_head, open_critic_model
+from comlrl_core.critics.files import load_head, open_critic_model
+from comlrl_core.critics.layout import check_critic, critic_folder
 from comlrl_core.engine.local import build_engines
 from comlrl_core.engine.protocol import Engine, OptimizerSettings
 from comlrl_core.errors import ConfigError
@@ -104,3 +105,11 @@ def build_critics(
             head.to(agent.device)
             critics.append(SharedCritic(agent, head, build_engines([head], optimizer)[0], actor_engines[index]))
     return Critics(tuple(critics), plan.central, team.num_agents)
+
+
+def renew_engines(critics: Critics, actor_engines: Sequence[Engine], optimizer: OptimizerSettings) -> None:
+    """Give every critic an engine with fresh optimizer moments; the actors have new ones as well (`actor_engines`)."""
+    for index, critic in enumerate(critics.critics):
+        critic.engine = build_engines([critic.modules[0]], optimizer)[0]
+        if isinstance(critic, SharedCritic):
+            critic.actor_engine = actor_engines[index]

@@ -41,7 +41,7 @@ class Critic(Protocol):
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Everything that a forward pass goes through."""
+        """Everything that a forward pass goes through, what the critic's engine trains first."""
         ...
 
     @property

@@ -20,17 +20,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from comlrl_core.critics.critic import CriticModel, SeparateCritic, SharedCritic
 from comlrl_core.critics.critics import Critics
+from comlrl_core.critics.layout import FORMAT, HEAD_FILE, SETTINGS_FILE, critic_folder, read_settings
 from comlrl_core.errors import DataError
-from comlrl_core.files import read_json, write_json
+from comlrl_core.files import write_json
 from comlrl_core.store import whole_folder
 from comlrl_core.team.checkpoint import save_pretrained_folder
 from comlrl_core.team.loading import load_backbone, load_model_and_tokenizer
 from comlrl_core.team.scalar import ScalarHead, backbone_of
-
-FOLDER = "critic"
-SETTINGS_FILE = "critic.json"
-HEAD_FILE = "value_head.safetensors"
-_FORMAT = 1
 
 
 def open_critic_model(
@@ -60,7 +56,7 @@ def open_critic_model(
     folder = Path(source).expanduser() if isinstance(source, str) else None
     if folder is not None and (folder / SETTINGS_FILE).is_file():
         backbone, own = load_backbone(folder, device)
-        saved = _settings(folder)
+        saved = read_settings(folder)
         head = ScalarHead(backbone, saved["hidden_dim"], 0)
         load_head(head, folder)
         model = CriticModel(backbone, own, head, max_length=max_length or saved["max_length"], source=str(folder))
@@ -78,7 +74,7 @@ def save_critics(critics: Critics, folder: Path | str) -> Path:
         for index, critic in enumerate(critics.critics):
             place = critic_folder(staging, critics.central, index)
             place.mkdir(exist_ok=True)
-            settings: dict[str, Any] = {"format": _FORMAT, "max_length": None}
+            settings: dict[str, Any] = {"format": FORMAT, "max_length": None}
             if isinstance(critic, SeparateCritic):
                 save_pretrained_folder(critic.model.backbone, critic.model.tokenizer, place, f"critic {index}")
                 settings["max_length"] = critic.model.encoder.max_length
@@ -90,11 +86,6 @@ def save_critics(critics: Critics, folder: Path | str) -> Path:
             save_head(head, place)
             write_json(place / SETTINGS_FILE, settings | {"hidden_dim": head.hidden_dim}, indent=2)
     return target
-
-
-def critic_folder(folder: Path, central: bool, index: int) -> Path:
-    """Where a critic of a team lies below `folder`."""
-    return folder if central else folder / f"agent_{index}"
 
 
 def save_head(head: ScalarHead, folder: Path) -> None:
@@ -117,22 +108,3 @@ def load_head(head: ScalarHead, folder: Path) -> None:
     if found != expected:
         raise DataError(f"{path}: its weights {found} do not fit this critic's head {expected}")
     head.load_state_dict(tensors)
-
-
-def check_critic(folder: Path) -> None:
-    """Refuse a saved critic whose settings or head cannot be read."""
-    _settings(folder)
-    if not (folder / HEAD_FILE).is_file():
-        raise DataError(f"{folder / HEAD_FILE} is missing: the critic has no head")
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS_FILE
-    settings = read_json(path)
-    if not isinstance(settings, dict) or settings.get("format") != _FORMAT:
-        raise DataError(f"{path}: not the settings of a critic that this version reads")
-    for name in ("hidden_dim", "max_length"):
-        value = settings.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise DataError(f"{path}: {name} must be a whole number from 1 or null, not {value!r}")
-    return settings
