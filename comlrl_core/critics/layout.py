@@ -1,4 +1,4 @@
-"""Where critics lie and what their settings file says; without PyTorch, so that files are checked before it is there."""
+"""Where critics lie and what their settings file says; without PyTorch, so that files can be checked early."""
 
 from pathlib import Path
 from typing import Any
