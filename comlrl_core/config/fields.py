@@ -78,6 +78,10 @@ class RunningFields(Settings):
         """Whether a value function is trained beside the agents."""
         return False
 
+    def has_central_critic(self) -> bool:
+        """Whether one critic sees all agents."""
+        return False
+
     @model_validator(mode="after")
     def _devices_fit(self) -> "RunningFields":
         if self.parallel_training == "mp" and not self.agent_devices:
@@ -94,6 +98,10 @@ class RunningFields(Settings):
                 raise ValueError(
                     f"{name} names {len(given)} devices for num_agents: {self.num_agents}; give one, or one per agent"
                 )
+        given = getattr(self, "critic_devices", None)
+        if isinstance(given, list) and (self.has_central_critic() or len(given) != self.num_agents):
+            critics = 1 if self.has_central_critic() else self.num_agents
+            raise ValueError(f"critic_devices names {len(given)} devices for {critics} critics; give one, or one each")
 
 
 class OptimizationFields(Settings):
