@@ -36,7 +36,7 @@ SMALL = {
     "preference_replay_sample_size": "12",
     "min_reward_gap": "0.0",
     "num_generations": "2",
-    "rollout_buffer_size": "2",
+    "rollout_buffer_size": "4",
     "train_batch_size": "4",
     "reward_train_batch_size": "4",
     "samples_per_task": "2",
