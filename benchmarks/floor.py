@@ -9,8 +9,8 @@
 - memory: the peak of one update step on top of what lay there before, of a model whose logits outweigh all else, in
   multiples of one fp32 tensor `[B, L, vocab]` (the logits of the batch); the log-softmax would be another one.
 
-Prints the best of the repeats, taken in turn, and their ratio (ours / bare), in seconds of this process's CPU time: with
-one thread those of an idle machine, whatever else is running. The growth of memory is that of the process so far.
+Prints the best of the repeats, taken in turn, and their ratio (ours / bare), in seconds of this process's CPU time:
+with one thread those of an idle machine, whatever else is running. Memory is the highest of the process so far.
 """
 
 import argparse
