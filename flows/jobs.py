@@ -93,17 +93,13 @@ def user_files(job: Job) -> dict[str, list[Path]]:
     reward = [source_file(spec, root) for spec in (config.reward.function, config.reward.processor) if spec]
     models = [root / name for name in config.team.agents or [config.team.agent_model or ""] if (root / name).is_dir()]
     tasks = [root / name.partition("[")[0] for name in (config.tasks.train, config.tasks.eval) if name]
-    training = config.training
-    compared = [
-        getattr(training, "comparator_model_name", None),
-        *(getattr(training, "comparator_agents", None) or []),
-    ]
+    further = [root / name for name in config.further_models()]
     spec = config.tasks.transition
     between = [source_file(spec, root)] if spec and spec not in BUILTIN_TRANSITIONS else []
     learning = "train" if config.learns_from_rewards() else "iterate"
     return {
         "prepare": _existing([*formatter, *models, *tasks]),
-        learning: _existing([*formatter, *reward, *between, *(root / name for name in compared if name)]),
+        learning: _existing([*formatter, *reward, *between, *further]),
         "evaluate": _existing([*formatter, *reward, *between]),
     }
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from comlrl_core.critics.layout import FOLDER as CRITIC_FOLDER
+from comlrl_core.critics.layout import check_critics
 from comlrl_core.environments.tasks import read_tasks
 from comlrl_core.errors import DataError
 from comlrl_core.files import iter_jsonl, read_json
@@ -91,6 +93,7 @@ def _check_team(folder: Path) -> None:
             raise DataError(f"{folder / 'team.json'}: field 'num_agents': expected a number from 1, found {count!r}")
         for agent in range(count):
             check_model_folder(folder / f"agent_{agent}")
+        check_critics(folder / CRITIC_FOLDER)
 
 
 def _check_pairs(job: Job, newest: int, entry: IterationEntry) -> None:

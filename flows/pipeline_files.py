@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from comlrl_core.algorithms.reinforce_config import REINFORCE_CONFIGS
+from comlrl_core.config.run import FROM_REWARDS, iteration_key
 from comlrl_core.errors import ConfigError
 from flows import yaml_edit as ye
 
@@ -18,11 +18,6 @@ MARK = "# from params.yaml"
 
 Files = Sequence[str | Path] | Mapping[str, Sequence[str | Path]]
 """The same files for `USER_FILE_STAGES`, or per stage."""
-
-
-def iteration_key(number: int) -> str:
-    """`3` -> `"0003"`, the key of an iteration in stage and file names."""
-    return f"{number:04d}"
 
 
 def set_iterations(params_path: Path, n: int) -> bool:
@@ -41,7 +36,7 @@ def set_iterations(params_path: Path, n: int) -> bool:
     text = _set_scalar(path, text, "last_iteration", f"'{iteration_key(n)}'")
     used, unused = "iterations", "epochs"
     algorithm = ye.get(ye.parse(text, path), "algorithm")
-    if algorithm is not None and algorithm[1].value in REINFORCE_CONFIGS:
+    if algorithm is not None and algorithm[1].value in FROM_REWARDS:
         used, unused = unused, used
     text = _set_mapping(path, text, used, n)
     text = _empty_mapping(path, text, unused)

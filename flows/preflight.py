@@ -34,7 +34,7 @@ from tasks.oracle import oracle
 
 FORMATTED_ROWS = 8  # how many rows of each task set a Python formatter is tried on
 DEVICES = "cpu, cuda, cuda:0, cuda:1 ..."
-DEVICE_FIELDS = ("agent_devices", "reference_devices", "comparator_devices")
+DEVICE_FIELDS = ("agent_devices", "reference_devices", "comparator_devices", "critic_devices")
 _CPU = re.compile(r"cpu(:0)?")
 _GPU = re.compile(r"cuda(:\d+)?|mps(:0)?")
 _GPU_ENTRIES = ("nvidia*", "nvmap", "nvhost-gpu", "kfd", "dxg")  # of /dev: NVIDIA, Jetson, ROCm, WSL
@@ -76,6 +76,8 @@ def check_settings(job: Job, source: str | Path = "settings", stage: str | None 
         _check_models(job, source, field, agents, known_offline=job.store.has(0))
     field = "training.comparator_agents" if _training(job, "comparator_agents") else "training.comparator_model_name"
     _check_models(job, source, field, compared)
+    for field, longest in (("reward_model_name", "reward_max_length"), ("critic_model_name", "critic_max_length")):
+        _check_base(job, source, field, longest)
     if job.config.team.model_options:
         _check_options(job, source, [*agents, *compared])
     _check_prompts(job, source, rows, [*(agents if initial else []), *compared])
@@ -183,6 +185,19 @@ def _check_models(
                 f"{source}: training.max_new_tokens: {room} leaves no room for a prompt in the context of {name!r}, "
                 f"{limit} tokens; allowed: less than {limit}"
             )
+
+
+def _check_base(job: Job, source: str | Path, field: str, longest: str) -> None:
+    """The base of a reward model or of critics is there, and as long as the settings want it to be."""
+    name, length = _training(job, field), _training(job, longest)
+    if not name:
+        return
+    located = _located(job, name)
+    with _named(source, f"training.{field}"):
+        check_source(located)
+    limit = context_limit(located)
+    if limit is not None and length is not None and length > limit:
+        raise ConfigError(f"{source}: training.{longest}: {length} is above the context of {name!r}, {limit} tokens")
 
 
 def _check_options(job: Job, source: str | Path, names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from comlrl_core.algorithms.actor_critic_config import MAACConfig
 from comlrl_core.algorithms.madpo_config import MADPOConfig
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig
@@ -79,10 +80,10 @@ class Job(BaseModel):
         return training
 
     @property
-    def rollouts(self) -> MAGRPOConfig:
+    def rollouts(self) -> MAGRPOConfig | MAACConfig:
         """The training settings of an algorithm that learns from rollouts."""
         training = self.config.training
-        assert isinstance(training, MAGRPOConfig), f"{self.config.algorithm} has no rollout settings"
+        assert isinstance(training, MAGRPOConfig | MAACConfig), f"{self.config.algorithm} has no rollout settings"
         return training
 
     def key(self) -> str:

@@ -13,9 +13,14 @@ from typing import Any
 
 import torch
 
+from comlrl_core.algorithms.critic_setup import critic_optimizer, critic_sources, make_critics
 from comlrl_core.algorithms.preference_learning import load_training_state, make_engines
 from comlrl_core.comparators import Comparator, open_comparator
 from comlrl_core.config.fields import ComparatorFields
+from comlrl_core.config.run import RunConfig
+from comlrl_core.critics.building import renew_engines
+from comlrl_core.critics.critics import Critics
+from comlrl_core.critics.layout import FOLDER as CRITIC_FOLDER
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.environments.tasks import read_tasks
 from comlrl_core.rewards.loading import load_reward
@@ -37,6 +42,17 @@ class Live:
     team: Team
     engines: Sequence[Engine]
     environment_steps: int
+    critics: Critics | None = None
+
+    @property
+    def critic_engines(self) -> Sequence[Engine]:
+        return () if self.critics is None else self.critics.engines
+
+    def reset_engines(self, config: RunConfig) -> None:
+        """Forget all optimizer moments."""
+        self.engines = make_engines(self.team, config.training)
+        if self.critics is not None:
+            renew_engines(self.critics, self.engines, critic_optimizer(config.critics()))
 
 
 _kept: dict[tuple[Path, str], Live] = {}
@@ -129,9 +145,37 @@ def live(job: Job, iteration: int) -> Live:
         forget()
         team = _read_policy(job, iteration, job.config.training.agent_devices)
         engines = make_engines(team, job.config.training)
-        steps = load_training_state(job.store.training_state(iteration), engines, job.config.training)
-        _kept[key] = Live(team, engines, steps)
+        critics = _critics(job, iteration, team, engines) if job.config.needs_critic() else None
+        left = Live(team, engines, 0, critics)
+        left.environment_steps = load_training_state(
+            job.store.training_state(iteration), engines, job.config.training, left.critic_engines
+        )
+        _kept[key] = left
     return _kept[key]
+
+
+def _critics(job: Job, iteration: int, team: Team, engines: Sequence[Engine]) -> Critics:
+    """Those that `iteration` left behind, or new ones where it left none (the initial team)."""
+    folder = job.store.policy(iteration) / CRITIC_FOLDER
+    config = job.config.critics()
+    return make_critics(
+        team,
+        engines,
+        config,
+        critic_models(job),
+        model_config=job.config.team.model_options,
+        folder=folder if folder.is_dir() else None,
+    )
+
+
+def critic_models(job: Job) -> list[str]:
+    """What each critic with a model of its own starts from, as `ConfigError`s and all say in the settings' words."""
+    sources = critic_sources(
+        job.config.critics(),
+        [model_source(job, name) for name in job.config.team.agents or [job.config.team.agent_model or ""]],
+        job.config.training.num_agents,
+    )
+    return [model_source(job, str(source)) for source in sources]
 
 
 def is_live(job: Job, iteration: int) -> bool:

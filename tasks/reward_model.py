@@ -79,6 +79,7 @@ def learn_from_reward_model(job: Job, iteration: int, steps: Steps, left: Live) 
         config,
         iteration=iteration,
         learned=Learned([], left.environment_steps),
+        critics=left.critics,
         reference=policy(job, 0, config.reference_devices) if marlhf.needs_reference(config) else None,
     )
     if chosen:

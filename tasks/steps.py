@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.config.run import OFFLINE, length_field
 from comlrl_core.digests import digest_values
 from comlrl_core.files import sha256_file
@@ -57,6 +56,10 @@ class Steps:
     @property
     def reward_model(self) -> Path:
         return self.folder / "reward_model"
+
+    @property
+    def critic(self) -> Path:
+        return self.folder / "critic"
 
     @property
     def policy(self) -> Path:
@@ -112,7 +115,7 @@ def inputs_after(job: Job, iteration: int, previous: str) -> str:
         _team_identity(job),
         oracle(job).label,
         job.config.reward.model_dump(mode="json"),
-        _files_identity(job, _compared_models(job)),
+        _files_identity(job, job.config.further_models()),
         sha256_file(job.train_tasks),
         _transition_identity(job),
         previous,
@@ -140,13 +143,6 @@ def _transition_identity(job: Job) -> list[Any]:
     if spec is None or spec in BUILTIN_TRANSITIONS:
         return [spec]
     return [spec, load_reward(spec, None, job.source_root, "tasks.transition").version]
-
-
-def _compared_models(job: Job) -> list[str | None]:
-    training = job.config.training
-    if not isinstance(training, ComparatorFields):
-        return []
-    return [training.comparator_model_name, *(training.comparator_agents or [])]
 
 
 def _files_identity(job: Job, names: Iterable[str | None]) -> dict[str, Any]:

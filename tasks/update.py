@@ -11,9 +11,10 @@ from comlrl_core.algorithms.preference_learning import (
     UPDATES,
     Learned,
     learn,
-    make_engines,
     save_training_state,
 )
+from comlrl_core.critics.files import save_critics
+from comlrl_core.critics.layout import FOLDER as CRITIC_FOLDER
 from comlrl_core.files import read_jsonl, sha256_file, write_json
 from comlrl_core.preference.reward_model.files import FOLDER
 from comlrl_core.publishing import publish_policy
@@ -41,7 +42,7 @@ def update(job: Job, iteration: int) -> Path:
     config = job.preference
     left = take(job, iteration - 1)
     if config.optimizer_state == "reset":
-        left.engines = make_engines(left.team, config)
+        left.reset_engines(job.config)
     if job.config.fits_reward_model():
         learned, measures = learn_from_reward_model(job, iteration, steps, left)
 
@@ -80,8 +81,10 @@ def write_finished(
     `entry` is the iteration file that the iteration wrote, None for algorithms that write none.
     """
     with whole_folder(steps.state) as state:
-        save_training_state(state, left.engines, job.config.training, iteration, learned)
+        save_training_state(state, left.engines, job.config.training, iteration, learned, left.critic_engines)
         write_more(state)
+    if left.critics is not None:
+        save_critics(left.critics, steps.critic)
     before = job.store.manifest(iteration - 1)
     manifest = before.next(
         inputs=steps.inputs,
@@ -89,7 +92,7 @@ def write_finished(
         entry=entry,
         environment_steps=learned.environment_steps,
     )
-    publish_policy(steps.policy, left.team, manifest, beside={FOLDER: steps.reward_model})
+    publish_policy(steps.policy, left.team, manifest, beside={FOLDER: steps.reward_model, CRITIC_FOLDER: steps.critic})
     _unpublished[(job.work_root, iteration)] = left
 
 

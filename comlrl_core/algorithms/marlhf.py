@@ -9,12 +9,12 @@ What every door does in one iteration, each stage a function of its own.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
+from comlrl_core.algorithms.actor_critic import ActorCriticSettings, actor_critic, rule_of
+from comlrl_core.algorithms.critic_setup import ANY_MODEL
 from comlrl_core.algorithms.marlhf_config import MARLHFIterConfig
 from comlrl_core.algorithms.probing import (
     Config,
@@ -27,11 +27,13 @@ from comlrl_core.algorithms.probing import (
     probe_tasks,
     probing,
 )
-from comlrl_core.algorithms.reinforce import Hooks, ReinforceSettings, reinforce
-from comlrl_core.algorithms.shared import Learned, Metrics, sampling
+from comlrl_core.algorithms.reinforce import ReinforceSettings, reinforce
+from comlrl_core.algorithms.rollout_loop import Hooks
+from comlrl_core.algorithms.shared import Learned, Metrics, optimizer_settings, sampling
+from comlrl_core.critics.critics import Critics
 from comlrl_core.engine.local import LocalEngine
-from comlrl_core.engine.protocol import Engine, OptimizerSettings
-from comlrl_core.errors import ConfigError, DataError
+from comlrl_core.engine.protocol import Engine
+from comlrl_core.errors import ConfigError
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.preference.reward_model import (
     FitSettings,
@@ -44,7 +46,7 @@ from comlrl_core.preference.reward_model import (
 )
 from comlrl_core.randomness import generator, torch_seed
 from comlrl_core.rewards.contract import Oracle
-from comlrl_core.team.sources import BUILTIN, check_source, context_limit, model_folder
+from comlrl_core.team.sources import check_loadable, context_limit
 from comlrl_core.team.team import Team
 
 __all__ = [
@@ -72,8 +74,6 @@ __all__ = [
     "update_policies",
 ]
 
-ANY_MODEL = ("dtype", "torch_dtype", "attn_implementation")
-
 logger = logging.getLogger(__name__)
 
 
@@ -97,15 +97,7 @@ def check_base(config: Config, source: str) -> None:
 
     Of a name on the Hugging Face hub, its configuration is read.
     """
-    try:
-        check_source(source)
-        if not source.startswith(BUILTIN) and model_folder(source) is None:
-            AutoConfig.from_pretrained(source)
-    except (DataError, ConfigError) as error:
-        raise ConfigError(f"reward_model_name: {error}") from error
-    except Exception as error:  # the hub and its cache raise many classes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"reward_model_name: {source!r} cannot be loaded: {reason}") from error
+    check_loadable("reward_model_name", source)
     limit = context_limit(source)
     if limit is not None and config.reward_max_length is not None and config.reward_max_length > limit:
         raise ConfigError(
@@ -163,16 +155,7 @@ def fit_reward_model(
     on_step: Callable[[Metrics], None] | None = None,
 ) -> RewardFit:
     """Fit `model` in place with fresh optimizer moments, and freeze it."""
-    settings = OptimizerSettings(
-        learning_rate=config.reward_learning_rate,
-        weight_decay=config.weight_decay,
-        beta1=config.adam_beta1,
-        beta2=config.adam_beta2,
-        epsilon=config.adam_epsilon,
-        gradient_clip=config.gradient_clip,
-        lr_schedule=config.lr_schedule,
-        lr_warmup_steps=config.lr_warmup_steps,
-    )
+    settings = replace(optimizer_settings(config), learning_rate=config.reward_learning_rate)
 
     def engine(trained: JointRewardModel) -> Engine:
         return LocalEngine(trained, settings)
@@ -211,7 +194,7 @@ def oracle_of(config: Config, model: JointRewardModel) -> Oracle:
 
 
 def backend_settings(config: Config) -> ReinforceSettings:
-    """What the reward-based loop needs of the settings."""
+    """What the loop of a backend without critics needs of the settings."""
     return ReinforceSettings(
         sampling=sampling(config),
         seed=config.seed,
@@ -219,6 +202,24 @@ def backend_settings(config: Config) -> ReinforceSettings:
         advantage_mode=config.baseline(),
         advantage_normalization=config.advantage_normalization,
         kl_coef=config.reference_kl_coef if config.reference_kl_enabled else 0.0,
+        rollout_buffer_size=config.rollout_buffer_size,
+        train_batch_size=config.train_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        tokens_per_batch=config.tokens_per_batch,
+        on_nonfinite=config.on_nonfinite_loss,
+    )
+
+
+def actor_critic_backend(config: Config) -> ActorCriticSettings:
+    """What the actor-critic loop needs of the settings."""
+    return ActorCriticSettings(
+        sampling=sampling(config),
+        seed=config.seed,
+        rule=rule_of(config, 1.0, config.reference_kl_coef if config.reference_kl_enabled else 0.0),
+        num_generations=config.num_generations,
+        advantage_normalization=config.advantage_normalization,
+        value_loss_coef=config.value_loss_coef,
+        value_clip_range=config.clip_range(),
         rollout_buffer_size=config.rollout_buffer_size,
         train_batch_size=config.train_batch_size,
         micro_batch_size=config.micro_batch_size,
@@ -242,27 +243,29 @@ def update_policies(
     iteration: int,
     learned: Learned,
     start_epoch: int = 0,
+    critics: Critics | None = None,
     reference: Team | None = None,
     hooks: Hooks | None = None,
 ) -> Learned:
     """`num_train_epochs` passes of the backend over the tasks, with the reward model's scores.
 
-    Arguments as for `reinforce`; `learned` holds the environment steps before this call (and, for a later
-    `start_epoch`, the history so far).
+    Arguments as for `reinforce` and `actor_critic`, whose backends need `critics`; `learned` holds the environment
+    steps before this call (and, for a later `start_epoch`, the history so far).
     """
-    return reinforce(
-        team,
-        engines,
-        tasks,
-        oracle_of(config, model),
-        backend_settings(config),
-        num_train_epochs=config.num_train_epochs,
-        iteration=iteration,
-        start_epoch=start_epoch,
-        learned=learned,
-        reference=reference,
-        hooks=hooks,
-    )
+    epochs: dict[str, Any] = {
+        "num_train_epochs": config.num_train_epochs,
+        "iteration": iteration,
+        "start_epoch": start_epoch,
+        "learned": learned,
+        "reference": reference,
+        "hooks": hooks,
+    }
+    scorer = oracle_of(config, model)
+    if not config.needs_critic():
+        return reinforce(team, engines, tasks, scorer, backend_settings(config), **epochs)
+    if critics is None:
+        raise ConfigError(f"rl_algorithm: {config.rl_algorithm} needs critics, and none were given")
+    return actor_critic(team, engines, critics, tasks, scorer, actor_critic_backend(config), **epochs)
 
 
 @dataclass(frozen=True)
@@ -294,6 +297,7 @@ def learn(
     source: str,
     newest: JointRewardModel | None = None,
     environment_steps: int = 0,
+    critics: Critics | None = None,
     load_reference: Callable[[], Team] | None = None,
     model_config: Mapping[str, Any] | None = None,
     hooks: Hooks | None = None,
@@ -306,6 +310,7 @@ def learn(
         oracle: the task reward, for the probes.
         source: `base_source` of the run.
         newest: the reward model of the iteration before; with `reward_model_init: previous` it is trained on.
+        critics: of the actor-critic backends, trained in place.
         load_reference: loads the run's first team; called with a reference KL alone.
         on_fitted: called with the frozen reward model before the policies move.
     """
@@ -326,6 +331,7 @@ def learn(
             config,
             iteration=iteration,
             learned=Learned([], environment_steps),
+            critics=critics,
             reference=load_reference() if needs_reference(config) and load_reference is not None else None,
             hooks=hooks,
         )

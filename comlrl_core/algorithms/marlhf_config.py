@@ -1,10 +1,16 @@
 """Settings of MARLHF, offline and iterative, as published plus our optional fields."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from comlrl_core.algorithms.actor_critic_config import (
+    ACTOR_CRITIC_CONFIGS,
+    CriticFields,
+    HeadFields,
+    check_heads,
+    say_if_unclipped,
+)
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.algorithms.reinforce_config import REINFORCE_CONFIGS
 from comlrl_core.config import fields
@@ -23,29 +29,27 @@ FIXED_FIELDS: dict[str, Any] = {
     "reference": "none",
     "environment_steps_per_pair": 2,
 }
-# Those of a critic, which no backend that is offered has.
+# Those of a critic: a backend without one accepts them at these values alone.
 CRITIC_FIELDS: dict[str, Any] = {
-    "critic_model_name": None,
-    "critic_learning_rate": None,
-    "critic_devices": None,
-    "use_separate_critic": True,
-    "critic_type": "v",
-    "value_loss_coef": 0.6,
-    "value_clip_range": 0.2,
-    "critic_value_head_hidden_dim": None,
-    "value_head_hidden_dim": None,
+    name: None if name == "critic_learning_rate" else field.default
+    for kind in (CriticFields, HeadFields)
+    for name, field in kind.model_fields.items()
 }
-ACTOR_CRITIC = ("maac", "iac")
 
 
-class MARLHFFields(fields.Settings):
+class MARLHFFields(HeadFields, CriticFields):
     """The reward model, and the reward-based backend that it teaches."""
 
-    rl_algorithm: Literal["magrpo", "mareinforce", "marloo", "maremax"] = Field(
-        "magrpo", description="What updates the policies with the reward model's scores (the baseline of a group)."
+    rl_algorithm: Literal["magrpo", "mareinforce", "marloo", "maremax", "maac", "iac"] = Field(
+        "magrpo",
+        description="What updates the policies with the reward model's scores: the baseline of a group, or a critic of "
+        "the team (maac) or of every agent (iac).",
     )
     num_generations: int = Field(
-        4, ge=2, le=4096, description="Joint responses per task that the reward model scores for an update."
+        4,
+        ge=1,
+        le=4096,
+        description="Joint responses per task that the reward model scores for an update; 2 or more without a critic.",
     )
     advantage_normalization: bool = Field(
         True,
@@ -85,34 +89,24 @@ class MARLHFFields(fields.Settings):
         description="Joint responses that reward model and task reward both score before and after an update, to tell "
         "whether one follows the other; 0 = none.",
     )
-    critic_model_name: str | None = Field(None, description="Actor-critic backends are not offered yet.")
-    critic_learning_rate: float | None = Field(None, description="Actor-critic backends are not offered yet.")
-    critic_devices: fields.Devices = None
-    use_separate_critic: bool = Field(True, description="Actor-critic backends are not offered yet.")
-    critic_type: str = Field("v", description="Actor-critic backends are not offered yet.")
-    value_loss_coef: float = Field(0.6, description="Actor-critic backends are not offered yet.")
-    value_clip_range: float | None = Field(0.2, description="Actor-critic backends are not offered yet.")
-    critic_value_head_hidden_dim: int | None = Field(None, description="Actor-critic backends are not offered yet.")
-    value_head_hidden_dim: int | None = Field(None, description="Actor-critic backends are not offered yet.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _backend_is_offered(cls, values: object) -> object:
-        if isinstance(values, Mapping) and values.get("rl_algorithm") in ACTOR_CRITIC:
-            raise ValueError(
-                f"rl_algorithm: {values['rl_algorithm']} is not offered yet; allowed are {', '.join(REINFORCE_CONFIGS)}"
-            )
-        return values
+    critic_learning_rate: fields.LearningRate | None = Field(  # type: ignore[assignment]
+        None, description="Learning rate of the critics; null = agent_learning_rate."
+    )
 
     @model_validator(mode="after")
     def _fixed_fields(self) -> "MARLHFFields":
         for name, allowed in FIXED_FIELDS.items():
             if getattr(self, name) != allowed:
                 raise ValueError(f"{name} has no meaning for MARLHF; allowed is {allowed!r} alone")
+        if self.needs_critic():
+            self._critic_fits()
+            return self
+        if self.num_generations < 2:
+            raise ValueError(f"num_generations must be 2 or more for rl_algorithm: {self.rl_algorithm}, not 1")
         for name, allowed in CRITIC_FIELDS.items():
             if getattr(self, name) != allowed:
                 raise ValueError(
-                    f"{name} belongs to rl_algorithm: maac or iac, which are not offered yet; allowed is {allowed!r} "
+                    f"{name} belongs to rl_algorithm: maac or iac, not to {self.rl_algorithm}; allowed is {allowed!r} "
                     "alone"
                 )
         if self.advantage_mode not in ("mean", self.baseline()):
@@ -122,8 +116,35 @@ class MARLHFFields(fields.Settings):
             )
         return self
 
+    def _critic_fits(self) -> None:
+        if self.advantage_mode != "mean":
+            raise ValueError(f"advantage_mode has no meaning for rl_algorithm: {self.rl_algorithm}; leave it out")
+        if self.rl_algorithm == "maac" and not self.use_separate_critic:
+            raise ValueError("use_separate_critic must be true for rl_algorithm: maac: its critic sees all agents")
+        check_heads(self.use_separate_critic, self)
+
+    def needs_critic(self) -> bool:
+        """Whether a value function is trained beside the agents."""
+        return self.rl_algorithm in ACTOR_CRITIC_CONFIGS
+
+    def has_central_critic(self) -> bool:
+        """Whether one critic sees all agents."""
+        return self.rl_algorithm == "maac"
+
+    def has_separate_critic(self) -> bool:
+        """Whether critics have models of their own."""
+        return self.use_separate_critic
+
+    def head_hidden_dim(self) -> int | None:
+        """Hidden layer of the critics' heads."""
+        return self.critic_value_head_hidden_dim if self.use_separate_critic else self.value_head_hidden_dim
+
+    def clip_range(self) -> float | None:
+        """How far an update may move a value; None: any distance."""
+        return None if self.use_separate_critic else self.value_clip_range
+
     def baseline(self) -> Literal["mean", "max", "rloo", "raw"]:
-        """The backend's `advantage_mode`."""
+        """The `advantage_mode` of a backend without a critic."""
         mode: Literal["mean", "max", "rloo", "raw"] = (
             REINFORCE_CONFIGS[self.rl_algorithm].model_fields["advantage_mode"].default
         )
@@ -138,6 +159,10 @@ class MARLHFConfig(MARLHFFields, MADPOConfig):
     """Offline MARLHF: one collection, one reward model, then `num_train_epochs` passes over the tasks with it."""
 
     num_train_epochs: int = Field(20, ge=1, description="Passes over the tasks with the reward model's scores.")
+
+    def critic_rate(self) -> float:
+        """Learning rate of the critics."""
+        return self.critic_learning_rate or self.agent_learning_rate
 
     def say_notices(self) -> None:
         """Say once what is accepted without effect or differs from what a reader of the settings may expect."""
@@ -158,6 +183,10 @@ class MARLHFIterConfig(MARLHFFields, MADPOIterConfig):
         "reward until there is one).",
     )
 
+    def critic_rate(self) -> float:
+        """Learning rate of the critics."""
+        return self.critic_learning_rate or self.agent_learning_rate
+
     def say_notices(self) -> None:
         """Say once what is accepted without effect or differs from what a reader of the settings may expect."""
         _say_notices(self)
@@ -170,7 +199,9 @@ class MARLHFIterConfig(MARLHFFields, MADPOIterConfig):
 
 
 def _say_notices(config: MARLHFConfig | MARLHFIterConfig) -> None:
-    if config.advantage_normalization and config.rl_algorithm != "magrpo":
+    if config.needs_critic():
+        say_if_unclipped(config.use_separate_critic, config.value_clip_range)
+    elif config.advantage_normalization and config.rl_algorithm != "magrpo":
         say_once(
             f"normalised-{config.rl_algorithm}",
             f"advantage_normalization: true makes rl_algorithm: {config.rl_algorithm} the same as magrpo; set it to "

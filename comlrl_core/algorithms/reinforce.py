@@ -8,29 +8,25 @@ REINFORCE. There is no importance ratio: by default every update trains on sampl
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
+from comlrl_core.algorithms.policy_updates import policy_gradients, policy_metrics, step_engines
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig
-from comlrl_core.algorithms.shared import NONFINITE_LIMIT, Learned, Metrics, sampling
-from comlrl_core.engine.protocol import Engine, StepResult, agents_by_engine
-from comlrl_core.errors import ConfigError, TrainingError
-from comlrl_core.progress import progress
-from comlrl_core.randomness import generator
+from comlrl_core.algorithms.rollout_loop import Hooks, LoopSettings, rollout_epoch
+from comlrl_core.algorithms.shared import Learned, Metrics, sampling
+from comlrl_core.engine.protocol import Engine, agents_by_engine
+from comlrl_core.errors import ConfigError
 from comlrl_core.rl.advantages import AdvantageMode
-from comlrl_core.rl.logprobs import sequence_logprobs
-from comlrl_core.rl.policy_gradient import reinforce_loss
 from comlrl_core.rl.returns import CrossAggregation
-from comlrl_core.rollout.buffer import NodeSample, RolloutBuffer, minibatches
-from comlrl_core.rollout.samples import Credit, node_samples
+from comlrl_core.rollout.buffer import NodeSample
+from comlrl_core.rollout.samples import Collected, Credit, node_samples
 from comlrl_core.rollout.transition import Transition
 from comlrl_core.rollout.tree import JointMode, Scorer, TreeShape, grow
 from comlrl_core.team.generation import Sampling
-from comlrl_core.team.scoring import score_completions, scoring_mode
 from comlrl_core.team.team import Team
 
 
@@ -88,6 +84,18 @@ class ReinforceSettings:
         """How the trees grow."""
         return TreeShape(self.num_generations, self.num_turns, self.joint_mode, self.early_termination_threshold)
 
+    def loop(self, num_agents: int) -> LoopSettings:
+        """How an epoch goes."""
+        return LoopSettings(
+            seed=self.seed,
+            buffer_size=self.rollout_buffer_size,
+            batch_size=self.train_batch_size or self.rollout_buffer_size,
+            nodes_per_task=self.shape.nodes_per_task(num_agents),
+            collection_batch_size=self.collection_batch_size,
+            whole_episodes=False,
+            on_nonfinite=self.on_nonfinite,
+        )
+
     @property
     def credit(self) -> Credit:
         """How returns become advantages."""
@@ -122,23 +130,6 @@ def reinforce_settings(config: MAGRPOConfig) -> ReinforceSettings:
         tokens_per_batch=config.tokens_per_batch,
         on_nonfinite=config.on_nonfinite_loss,
     )
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What a caller wants to be told; steps are environment steps (joint responses scored so far).
-
-    Attributes:
-        on_batch: before some tasks are rolled out: the indices of these within the epoch, steps.
-        on_rollout: the metrics of a collection (see `rollout.samples.node_samples`), steps.
-        on_step: the metrics of an optimizer step (see `reinforce_epoch`), steps.
-        on_epoch: number of epochs done, all that was learned so far.
-    """
-
-    on_batch: Callable[[range, int], None] | None = None
-    on_rollout: Callable[[Metrics, int], None] | None = None
-    on_step: Callable[[Metrics, int], None] | None = None
-    on_epoch: Callable[[int, Learned], None] | None = None
 
 
 def reinforce(
@@ -216,77 +207,54 @@ def reinforce_epoch(
 ) -> Learned:
     """One pass over the tasks, in an order of its own; arguments as for `reinforce`.
 
-    The metrics of an optimizer step: those of `train_minibatch`, `epoch`, `iteration`, `step` (from 0 over the run),
-    `environment_steps`, `sample_age` (optimizer steps between sampling and training, mean over the nodes).
+    The metrics of an optimizer step: those of `train_minibatch` and of `rollout_epoch`.
     """
     _check(team, engines, settings, transition, reference)
-    hooks = hooks or Hooks()
-    history = list(learned.history) if learned else []
-    steps = learned.environment_steps if learned else 0
-    nodes_per_task = settings.shape.nodes_per_task(team.num_agents)
-    buffer = RolloutBuffer(settings.rollout_buffer_size, settings.train_batch_size)
-    order = generator(settings.seed, iteration, "rollout", "order", epoch).permutation(len(tasks)).tolist()
 
-    def update() -> None:
-        for batch in buffer.drain():
-            age = sum(len(history) - sample.version for sample in batch) / len(batch)
-            metrics, nonfinite = train_minibatch(
-                team.models, engines, team.pad_ids, batch, settings.sampling.temperature, settings.micro_batch_size
-            )
-            metrics |= {"epoch": epoch, "iteration": iteration, "step": len(history)}
-            metrics |= {"environment_steps": steps, "sample_age": age}
-            history.append(metrics)
-            if hooks.on_step is not None:
-                hooks.on_step(metrics, steps)
-            if nonfinite:
-                _refuse_nonfinite(nonfinite, history, settings.on_nonfinite)
+    def collect(some: Sequence[Mapping[str, Any]], version: int) -> Collected[NodeSample]:
+        levels = grow(
+            team,
+            scorer,
+            some,
+            settings.shape,
+            sampling=settings.sampling,
+            stream=(settings.seed, iteration, "rollout", epoch),
+            transition=transition,
+            tokens_per_batch=settings.tokens_per_batch,
+        )
+        return node_samples(
+            team,
+            levels,
+            settings.credit,
+            temperature=settings.sampling.temperature,
+            max_new_tokens=settings.sampling.max_new_tokens,
+            version=version,
+            reference=reference if settings.kl_coef else None,
+            batch_size=settings.micro_batch_size,
+        )
 
-    with progress(f"epoch {epoch + 1}: rollouts and updates", len(tasks), "task") as bar:
-        position = 0
-        while position < len(tasks):
-            count = settings.collection_batch_size or math.ceil(buffer.room / nodes_per_task)
-            indices = range(position, min(position + count, len(tasks)))
-            if hooks.on_batch is not None:
-                hooks.on_batch(indices, steps)
-            levels = grow(
-                team,
-                scorer,
-                [tasks[order[index]] for index in indices],
-                settings.shape,
-                sampling=settings.sampling,
-                stream=(settings.seed, iteration, "rollout", epoch),
-                transition=transition,
-                tokens_per_batch=settings.tokens_per_batch,
-            )
-            collected = node_samples(
-                team,
-                levels,
-                settings.credit,
-                temperature=settings.sampling.temperature,
-                max_new_tokens=settings.sampling.max_new_tokens,
-                version=len(history),
-                reference=reference if settings.kl_coef else None,
-                batch_size=settings.micro_batch_size,
-            )
-            steps += collected.joint_responses
-            if hooks.on_rollout is not None:
-                hooks.on_rollout(collected.metrics, steps)
-            for sample in collected.samples:
-                buffer.add(sample)
-                if not buffer.room:
-                    update()
-            position = indices.stop
-            bar.update(len(indices))
-        update()  # what is left
-    return Learned(history, steps)
+    def train(batch: list[NodeSample]) -> tuple[Metrics, str]:
+        return train_minibatch(
+            team.models, engines, team.pad_ids, batch, settings.sampling.temperature, settings.micro_batch_size
+        )
+
+    return rollout_epoch(
+        tasks,
+        settings.loop(team.num_agents),
+        collect,
+        train,
+        epoch=epoch,
+        iteration=iteration,
+        learned=learned,
+        hooks=hooks,
+    )
 
 
 def steps_per_epoch(num_tasks: int, num_agents: int, settings: ReinforceSettings) -> int:
     """Optimizer steps of an epoch in which every tree grows to its full size."""
     branches = len(settings.shape.joint_indices(num_agents))
-    turns = [turn for turn in range(settings.num_turns) for _ in range(branches**turn)] * num_tasks
-    size, batch = settings.rollout_buffer_size, settings.train_batch_size or settings.rollout_buffer_size
-    return sum(len(minibatches(turns[start : start + size], batch)) for start in range(0, len(turns), size))
+    turns = [turn for turn in range(settings.num_turns) for _ in range(branches**turn)]
+    return settings.loop(num_agents).steps_per_epoch(turns, num_tasks)
 
 
 def train_minibatch(
@@ -311,75 +279,21 @@ def train_minibatch(
 
     Returns:
         `loss` (mean over agents), `agent_i/loss`, `agent_i/grad_norm`, `grad_norm` (before clipping),
-        `learning_rate`, `advantage_std`, `frac_zero_std`, `turn`, `nodes`, `completions`, `dropped_completions`,
+        `learning_rate`, `advantage_std`, `entropy` (sampled estimate in nats per token: minus the mean log-probability
+        of the tokens that were scored), `frac_zero_std`, `turn`, `nodes`, `completions`, `dropped_completions`,
         `skipped` (1: some engine was not stepped), `nonfinite` (1: for a loss or gradient that is not finite); and
         what was not finite ("" if all was).
     """
-    losses = [0.0] * len(models)
-    trained = [False] * len(models)
-    nonfinite = ""
+    gradients = policy_gradients(models, engines, pad_ids, samples, temperature, micro_batch_size)
     groups = agents_by_engine(engines)
-    with scoring_mode(*models):
-        for engine, agents in groups:
-            for agent in agents:
-                rows = _rows(samples, agent)
-                size = micro_batch_size or max(1, len(rows))
-                for start in range(0, len(rows), size):
-                    prompts, completions, weights = zip(*rows[start : start + size], strict=True)
-                    token_logprobs, mask = score_completions(
-                        models[agent], prompts, completions, pad_id=pad_ids[agent], temperature=temperature
-                    )
-                    logprobs = sequence_logprobs(token_logprobs, mask)
-                    loss = reinforce_loss(logprobs, torch.tensor(weights, dtype=torch.float64).to(logprobs)).sum()
-                    losses[agent] += loss.item()
-                    trained[agent] = True
-                    if not math.isfinite(losses[agent]):
-                        nonfinite = "loss"
-                        break
-                    engine.backward(loss)
+    moved = [any(gradients.trained[agent] for agent in agents) for _, agents in groups]
+    results, nonfinite = step_engines([engine for engine, _ in groups], moved, gradients.finite)
 
-    results: list[StepResult] = []
-    for engine, agents in groups:
-        if nonfinite == "loss" or not any(trained[agent] for agent in agents):
-            engine.zero_grad()
-            results.append(StepResult(math.nan if nonfinite == "loss" else 0.0, 0.0, skipped=True))
-        else:
-            results.append(engine.step())
-            nonfinite = "gradient" if results[-1].skipped else nonfinite
-
-    given = [a for sample in samples for of_agent in sample.advantages for a in of_agent]
-    counted = torch.tensor([a for a in given if a is not None], dtype=torch.float64)
     alike = [zero for sample in samples for zero in sample.zero_std]
-    metrics: Metrics = {"loss": sum(losses) / len(losses)}
-    metrics |= {f"agent_{agent}/loss": loss for agent, loss in enumerate(losses)}
-    for (_, agents), result in zip(groups, results, strict=True):
-        metrics |= {f"agent_{agent}/grad_norm": result.grad_norm for agent in agents}
-    return metrics | {
-        "grad_norm": math.sqrt(sum(result.grad_norm**2 for result in results)),
-        "learning_rate": max(result.learning_rate for result in results),
-        "advantage_std": counted.std(correction=0).item() if len(counted) else 0.0,
+    return policy_metrics(gradients, samples, groups, results) | {
         "frac_zero_std": sum(alike) / len(alike),
-        "turn": samples[0].turn,
-        "nodes": len(samples),
-        "completions": len(counted),
-        "dropped_completions": len(given) - len(counted),
-        "skipped": int(any(result.skipped for result in results)),
         "nonfinite": int(bool(nonfinite)),
     }, nonfinite
-
-
-def _rows(samples: Sequence[NodeSample], agent: int) -> list[tuple[tuple[int, ...], tuple[int, ...], float]]:
-    """(prompt, completion, weight) of the completions that move an agent, by length, which saves pads.
-
-    A weight is the advantage over the number of completions of its node that count, and over the nodes.
-    """
-    rows = []
-    for sample in samples:
-        scale = 1.0 / (max(1, sample.counted(agent)) * len(samples))
-        for completion, advantage in zip(sample.completions[agent], sample.advantages[agent], strict=True):
-            if advantage and completion:
-                rows.append((sample.prompts[agent], completion, advantage * scale))
-    return sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
 
 
 def _check(
@@ -398,15 +312,3 @@ def _check(
     if reference is not None and reference.num_agents != team.num_agents:
         raise ConfigError(f"the reference has {reference.num_agents} agents, the team {team.num_agents}")
     settings.shape.nodes_per_task(team.num_agents)
-
-
-def _refuse_nonfinite(what: str, history: Sequence[Metrics], on_nonfinite: str) -> None:
-    in_a_row = next((n for n, m in enumerate(reversed(history)) if not m["nonfinite"]), len(history))
-    last = history[-1]
-    text = f"the {what} of epoch {last['epoch']}, optimizer step {last['step']} (turn {last['turn']}) is not finite"
-    if in_a_row >= NONFINITE_LIMIT:
-        raise TrainingError(
-            f"{text}, nor were the {in_a_row - 1} before it: the policies diverge; lower the learning rate"
-        )
-    if on_nonfinite == "fail":
-        raise TrainingError(f"{text}; on_nonfinite_loss: skip leaves such minibatches out and counts them")

@@ -62,7 +62,12 @@ def sampling(config: SamplingConfig) -> Sampling:
 
 def make_engines(team: Team, config: OptimizationConfig) -> list[Engine]:
     """One engine per agent (one for all agents that share a model), with fresh optimizer moments."""
-    settings = OptimizerSettings(
+    return build_engines(team.models, optimizer_settings(config))
+
+
+def optimizer_settings(config: OptimizationConfig) -> OptimizerSettings:
+    """How the agents are optimised."""
+    return OptimizerSettings(
         learning_rate=config.agent_learning_rate,
         weight_decay=config.weight_decay,
         beta1=config.adam_beta1,
@@ -72,27 +77,33 @@ def make_engines(team: Team, config: OptimizationConfig) -> list[Engine]:
         lr_schedule=config.lr_schedule,
         lr_warmup_steps=config.lr_warmup_steps,
     )
-    return build_engines(team.models, settings)
 
 
 def save_training_state(
-    folder: Path, engines: Sequence[Engine], config: OptimizationConfig, iteration: int, learned: Learned
+    folder: Path,
+    engines: Sequence[Engine],
+    config: OptimizationConfig,
+    iteration: int,
+    learned: Learned,
+    critic_engines: Sequence[Engine] = (),
 ) -> None:
     """Write what the next iteration needs beside the weights: optimizer moments where they carry over, and counters."""
     folder.mkdir(parents=True, exist_ok=True)
     if config.optimizer_state == "carry":
-        for index, engine in _unique(engines):
-            (folder / f"engine_{index}").mkdir(exist_ok=True)
-            engine.save_state(folder / f"engine_{index}")
+        for name, engine in _named(engines, critic_engines):
+            (folder / name).mkdir(exist_ok=True)
+            engine.save_state(folder / name)
     write_jsonl(folder / UPDATES, [_finite(metrics) for metrics in learned.history])
     write_json(folder / PROGRESS, {"iteration": iteration, "environment_steps": learned.environment_steps}, indent=2)
 
 
-def load_training_state(folder: Path, engines: Sequence[Engine], config: OptimizationConfig) -> int:
+def load_training_state(
+    folder: Path, engines: Sequence[Engine], config: OptimizationConfig, critic_engines: Sequence[Engine] = ()
+) -> int:
     """Restore what `save_training_state` wrote into fresh `engines`; returns the environment steps trained so far."""
     if config.optimizer_state == "carry":
-        for index, engine in _unique(engines):
-            saved = folder / f"engine_{index}"
+        for name, engine in _named(engines, critic_engines):
+            saved = folder / name
             if saved.is_dir():  # the initial state has no moments
                 engine.load_state(saved)
     return read_progress(folder)
@@ -103,9 +114,9 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
 
 
-def _unique(engines: Sequence[Engine]) -> list[tuple[int, Engine]]:
-    """Each engine once, with the index of the first agent that it trains."""
-    first: dict[int, tuple[int, Engine]] = {}
+def _named(engines: Sequence[Engine], critic_engines: Sequence[Engine]) -> list[tuple[str, Engine]]:
+    """Each engine once with the name of its folder: that of the first agent that it trains, or of its critic."""
+    first: dict[int, tuple[str, Engine]] = {}
     for index, engine in enumerate(engines):
-        first.setdefault(id(engine), (index, engine))
-    return list(first.values())
+        first.setdefault(id(engine), (f"engine_{index}", engine))
+    return [*first.values(), *((f"engine_critic_{index}", engine) for index, engine in enumerate(critic_engines))]

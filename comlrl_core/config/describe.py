@@ -7,6 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from comlrl_core.algorithms.actor_critic_config import IACConfig, MAACConfig
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
@@ -32,6 +33,8 @@ SIBLINGS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None, str], ...] =
     ("marloo", MARLOOConfig, MAGRPOConfig, "magrpo"),
     ("maremax", MAReMaxConfig, MAGRPOConfig, "magrpo"),
     ("mareinforce", MAREINFORCEConfig, MAGRPOConfig, "magrpo"),
+    ("maac", MAACConfig, MAGRPOConfig, "magrpo"),
+    ("iac", IACConfig, MAACConfig, "maac"),
 )
 
 

@@ -74,6 +74,10 @@ class RunningFields(Settings):
     reference_kl_coef: Coefficient = Field(0.1, description="Weight of that penalty.")
     reference_devices: Devices = None
 
+    def needs_critic(self) -> bool:
+        """Whether a value function is trained beside the agents."""
+        return False
+
     @model_validator(mode="after")
     def _devices_fit(self) -> "RunningFields":
         if self.parallel_training == "mp" and not self.agent_devices:
@@ -155,6 +159,79 @@ class BufferFields(Settings):
                 "an update takes its minibatch from the buffer"
             )
         return self
+
+
+# Ends every rollout of rewards in [0, 1] after its first turn.
+PUBLISHED_THRESHOLD = -0.2
+
+
+class RolloutTrainingFields(BufferFields, SamplingFields, OptimizationFields, RunningFields):
+    """What all algorithms share that learn from the rewards of their own rollouts."""
+
+    num_turns: int = Field(2, ge=1, le=64, description="Turns of a rollout; above 1 an external_transition is needed.")
+    early_termination_threshold: float | None = Field(
+        PUBLISHED_THRESHOLD,
+        description="A node whose mean reward is above it has no next turn; null = off (shipped settings: null).",
+    )
+    external_prompt_passthrough: bool = Field(
+        False, description="Use the transition's prompts as they are, without the agents' formatters."
+    )
+    rollout_buffer_size: int = Field(2, ge=1, description="Rollout nodes that wait for one update.")
+    train_batch_size: int | None = Field(
+        None, ge=1, description="Rollout nodes in one optimizer step; null = rollout_buffer_size."
+    )
+    reference_kl_enabled: bool = Field(
+        False, description="Subtract the sampled divergence from the initial policies from every agent's return."
+    )
+    on_bad_reward: Literal["fail", "drop"] = Field(
+        "fail", description="Stop at a NaN, infinite or missing reward, or drop and count that joint response."
+    )
+    collection_batch_size: int | None = Field(
+        None, ge=1, description="Tasks rolled out together; null = as many as fill the buffer once."
+    )
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="Completions per forward pass of an agent; null = the whole minibatch."
+    )
+    lr_schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = Field(
+        "constant", description="Learning-rate schedule over the updates of all epochs."
+    )
+
+    @model_validator(mode="after")
+    def _optimizer_carries(self) -> "RolloutTrainingFields":
+        if self.optimizer_state != "carry":
+            raise ValueError(
+                "optimizer_state: reset belongs to iterative algorithms; epochs of reward-based training always carry"
+            )
+        return self
+
+    def is_iterative(self) -> bool:
+        """Whether the run is a chain of collections against a comparator: never here."""
+        return False
+
+    def nodes_per_update(self) -> int:
+        """Rollout nodes in one optimizer step."""
+        return self.train_batch_size or self.rollout_buffer_size
+
+    def say_if_stopped_early(self) -> None:
+        """Say once what the published threshold does to rewards in [0, 1]."""
+        if self.num_turns > 1 and self.early_termination_threshold == PUBLISHED_THRESHOLD:
+            say_once(
+                "published-threshold",
+                f"early_termination_threshold {PUBLISHED_THRESHOLD} ends every rollout with a mean reward above it, "
+                "all rewards in [0, 1] included, after its first turn; null switches it off",
+            )
+
+    def say_if_stale(self, nodes_per_task: int) -> None:
+        """Say once that more is collected than one update takes."""
+        if self.collection_batch_size is None:
+            return
+        enough = -(-self.rollout_buffer_size // nodes_per_task)
+        if self.collection_batch_size > enough:
+            say_once(
+                "stale-samples",
+                f"collection_batch_size {self.collection_batch_size} rolls out more tasks than the {enough} that "
+                "fill the buffer: later updates train on samples of older policies; see train/sample_age",
+            )
 
 
 class RolloutFields(BufferFields):

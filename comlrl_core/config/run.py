@@ -7,6 +7,13 @@ from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validato
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from comlrl_core.algorithms.actor_critic_config import (
+    ACTOR_CRITIC_CONFIGS,
+    CriticFields,
+    HeadFields,
+    IACConfig,
+    MAACConfig,
+)
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFFields, MARLHFIterConfig
 from comlrl_core.algorithms.reinforce_config import (
@@ -17,9 +24,10 @@ from comlrl_core.algorithms.reinforce_config import (
     MARLOOConfig,
 )
 from comlrl_core.config.base import Settings
+from comlrl_core.config.fields import ComparatorFields, RolloutTrainingFields
 
 Preferences = MARLHFIterConfig | MARLHFConfig | MADPOIterConfig | MADPOConfig
-Rewards = MAGRPOConfig | MARLOOConfig | MAReMaxConfig | MAREINFORCEConfig
+Rewards = MAGRPOConfig | MARLOOConfig | MAReMaxConfig | MAREINFORCEConfig | IACConfig | MAACConfig
 Training = Preferences | Rewards
 TRAINING_CONFIGS: dict[str, type[Training]] = {
     "madpo": MADPOConfig,
@@ -27,8 +35,10 @@ TRAINING_CONFIGS: dict[str, type[Training]] = {
     "marlhf": MARLHFConfig,
     "marlhf_iter": MARLHFIterConfig,
     **REINFORCE_CONFIGS,
+    **ACTOR_CRITIC_CONFIGS,
 }
 OFFLINE = ("madpo", "marlhf")
+FROM_REWARDS = (*REINFORCE_CONFIGS, *ACTOR_CRITIC_CONFIGS)
 # What the number of iterations is called among the training settings, where it has a name there.
 LENGTHS = ("num_iterations", "num_train_epochs")
 INITIAL_ITERATION = "0000"
@@ -140,13 +150,14 @@ class RunConfig(Settings):
 
     form_of: ClassVar[type[Settings]] = MADPOIterConfig  # whose training settings a form asks for
 
-    algorithm: Literal["madpo_iter", "madpo", "marlhf_iter", "marlhf", "magrpo", "marloo", "maremax", "mareinforce"] = (
-        Field(
-            "madpo_iter",
-            description="From preferences: madpo_iter, marlhf_iter (through a reward model), madpo, marlhf (offline). "
-            "From rewards: magrpo, marloo, maremax, mareinforce.",
-        )
-    )
+    algorithm: Literal[
+        "madpo_iter", "madpo", "marlhf_iter", "marlhf",
+        "magrpo", "marloo", "maremax", "mareinforce", "maac", "iac",
+    ] = Field(
+        "madpo_iter",
+        description="From preferences: madpo_iter, marlhf_iter (through a reward model), madpo, marlhf (offline). "
+        "From rewards: magrpo, marloo, maremax, mareinforce, and with critics maac, iac.",
+    )  # fmt: skip
     num_iterations: int = Field(
         6,
         ge=1,
@@ -209,7 +220,9 @@ class RunConfig(Settings):
         training = schema["properties"]["training"]
         choices = training.pop("anyOf")
         kinds = [kind.__name__ for kind in get_args(Training)]
-        schema["properties"]["training"] = {**training, **choices[kinds.index(cls.form_of.__name__)]}
+        name = cls.form_of.__name__
+        form = choices[kinds.index(name)] if name in kinds else handler(cls.form_of.__pydantic_core_schema__)
+        schema["properties"]["training"] = {**training, **form}
         return schema
 
     @model_validator(mode="after")
@@ -238,11 +251,33 @@ class RunConfig(Settings):
 
     def learns_from_rewards(self) -> bool:
         """Whether policies learn from the rewards of their rollouts, without preference pairs."""
-        return isinstance(self.training, MAGRPOConfig)
+        return isinstance(self.training, RolloutTrainingFields)
+
+    def needs_critic(self) -> bool:
+        """Whether a value function is trained beside the agents."""
+        return self.training.needs_critic()
+
+    def critics(self) -> MAACConfig | MARLHFConfig | MARLHFIterConfig:
+        """The training settings of an algorithm with critics."""
+        training = self.training
+        assert isinstance(training, MAACConfig | MARLHFConfig | MARLHFIterConfig), f"{self.algorithm} has no critics"
+        return training
 
     def fits_reward_model(self) -> bool:
         """Whether pairs teach a reward model, and this the policies."""
         return isinstance(self.training, MARLHFFields)
+
+    def further_models(self) -> list[str]:
+        """The models that training reads beside the team: comparators, the bases of reward model and critics."""
+        training = self.training
+        found: list[str | None] = []
+        if isinstance(training, ComparatorFields):
+            found += [training.comparator_model_name, *(training.comparator_agents or [])]
+        if isinstance(training, MARLHFFields):
+            found.append(training.reward_model_name)
+        if isinstance(training, CriticFields):
+            found.append(training.critic_model_name)
+        return [name for name in found if name]
 
     def values(self) -> dict[str, Any]:
         """Every setting as plain data, ready for YAML, JSON or a form (`num_iterations` once, at the top)."""
@@ -263,14 +298,30 @@ class PreferenceRun(RunConfig):
     )
 
 
+class RewardForm(HeadFields, CriticFields, MAGRPOConfig):
+    """The training settings of all algorithms that learn from rewards, as a form asks for them.
+
+    A setting at its default here is left out where the chosen algorithm has no such setting.
+    """
+
+    num_generations: int = Field(
+        4,
+        ge=1,
+        le=4096,
+        description="Completions of every agent per rollout node; 1 for maac and iac of several turns.",
+    )
+    discount: float = Field(1.0, ge=0.0, le=1.0, description="Weight of the next turn's value (maac, iac).")
+
+
 class RewardRun(RunConfig):
     """A run that learns from the rewards of its rollouts."""
 
-    form_of: ClassVar[type[Settings]] = MAGRPOConfig
+    form_of: ClassVar[type[Settings]] = RewardForm
 
-    algorithm: Literal["magrpo", "marloo", "maremax", "mareinforce"] = Field(
+    algorithm: Literal["magrpo", "marloo", "maremax", "mareinforce", "maac", "iac"] = Field(
         "magrpo",
-        description="The baseline of a rollout's returns: group mean, mean of the others, group maximum, none.",
+        description="The baseline of a rollout's returns: group mean, mean of the others, group maximum, none; or what "
+        "a critic says: of the team (maac), of every agent (iac).",
     )
 
 

@@ -1,7 +1,8 @@
 """Samples of rollout nodes, and the buffer in which they wait for an update."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 Ids = tuple[int, ...]
 
@@ -31,7 +32,20 @@ class NodeSample:
         return sum(advantage is not None for advantage in self.advantages[agent])
 
 
-class RolloutBuffer:
+class OfTurn(Protocol):
+    """A sample of one turn, from a team that had made `version` optimizer steps."""
+
+    @property
+    def turn(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+
+Sample = TypeVar("Sample", bound=OfTurn)
+
+
+class RolloutBuffer(Generic[Sample]):
     """Waits until `size` nodes are there, then gives them away in minibatches of `batch_size` nodes of one turn.
 
     Every node holds a sample of every agent, so the agents' buffers are always filled alike: one object stands for all.
@@ -40,23 +54,28 @@ class RolloutBuffer:
     def __init__(self, size: int, batch_size: int | None = None) -> None:
         self.size = size
         self.batch_size = batch_size or size
-        self._waiting: list[NodeSample] = []
+        self._waiting: list[Sample] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def room(self) -> int:
-        """Nodes until it is full."""
+        """Nodes until it is full (0 or less: it is)."""
         return self.size - len(self._waiting)
 
-    def add(self, sample: NodeSample) -> None:
-        """Put one node in; the buffer is full when `room` is 0."""
+    def add(self, sample: Sample) -> None:
+        """Put one node in."""
         self._waiting.append(sample)
 
-    def drain(self) -> list[list[NodeSample]]:
-        """Empty the buffer: minibatches, the first turn's first, in the order in which the nodes came."""
+    def drain(self, prepare: Callable[[list[Sample]], list[Sample]] | None = None) -> list[list[Sample]]:
+        """Empty the buffer: minibatches, the first turn's first, in the order in which the nodes came.
+
+        `prepare` sees all of them before they are divided.
+        """
         waiting, self._waiting = self._waiting, []
+        if prepare is not None:
+            waiting = prepare(waiting)
         return [
             [waiting[index] for index in batch]
             for batch in minibatches([sample.turn for sample in waiting], self.batch_size)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Generic
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from comlrl_core.preference.candidates import Completion
 from comlrl_core.rl.advantages import AdvantageMode, group_advantages, zero_variance
 from comlrl_core.rl.kl import sequence_kl
 from comlrl_core.rl.returns import CrossAggregation
-from comlrl_core.rollout.buffer import Ids, NodeSample
+from comlrl_core.rollout.buffer import Ids, NodeSample, Sample
 from comlrl_core.rollout.tree import JointMode, Node, credits
 from comlrl_core.team.scoring import score_completions, scoring_mode
 from comlrl_core.team.team import Team
@@ -34,13 +35,13 @@ class Credit:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collected(Generic[Sample]):
     """Samples of some rollouts, task by task and turn by turn; what was measured; joint responses that were scored.
 
     A node of which every joint response was dropped gives no sample.
     """
 
-    samples: list[NodeSample]
+    samples: list[Sample]
     metrics: dict[str, float]
     joint_responses: int
 
@@ -55,7 +56,7 @@ def node_samples(
     version: int = 0,
     reference: Team | None = None,
     batch_size: int | None = None,
-) -> Collected:
+) -> Collected[NodeSample]:
     """The advantages of every agent's completions at every node of `levels` (from `rollout.tree.grow`).
 
     Args:
@@ -73,7 +74,6 @@ def node_samples(
         with a reference, `kl/agent_i` (nats per completion).
     """
     agents = range(team.num_agents)
-    truncated = team.truncated_prompts
     metrics: dict[str, float] = {"dropped": float(sum(s.dropped for level in levels for n in level for s in n.scores))}
     divergences: list[list[Tensor]] = [[] for _ in agents]
     zeros: list[bool] = []
@@ -82,24 +82,18 @@ def node_samples(
         levels, team.num_agents, credit.joint_mode, credit.cross_aggregation, credit.tree_discount
     )
     for depth, level in enumerate(levels):
-        metrics |= _turn_metrics(level, returns[depth], known[depth])
-        prompts = [
-            [
-                tuple(team.encode(node.own_prompts[agent], agent, max_new_tokens, f"number {node.task} of the batch"))
-                for node in level
-            ]
-            for agent in agents
-        ]
+        metrics |= turn_metrics(level, returns[depth], known[depth])
+        prompts = prompt_ids(team, level, max_new_tokens)
         advantages, alike = [], []
         for agent in agents:
             own, valid = credited[depth][agent], counted[depth][agent]
             if reference is not None:
-                divergence = _divergence(
+                found = divergence(
                     team, reference, agent, prompts[agent], [node.answers[agent] for node in level], temperature,
                     batch_size,
                 )  # fmt: skip
-                divergences[agent].append(divergence.flatten())
-                own = own - credit.kl_coef * divergence
+                divergences[agent].append(found.flatten())
+                own = own - credit.kl_coef * found
             advantages.append(group_advantages(own, valid, credit.advantage_mode, credit.advantage_normalization))
             alike.append(zero_variance(own, valid))
         for index, node in enumerate(level):
@@ -109,7 +103,7 @@ def node_samples(
                 turn=node.turn,
                 version=version,
                 prompts=tuple(prompts[agent][index] for agent in agents),
-                completions=tuple(tuple(_ids(one) for one in node.answers[agent]) for agent in agents),
+                completions=tuple(tuple(token_ids(one) for one in node.answers[agent]) for agent in agents),
                 advantages=tuple(
                     tuple(
                         value if ok else None
@@ -123,13 +117,9 @@ def node_samples(
             )
             zeros += sample.zero_std
             ordered.append((node.task, node.turn, sample))
-    team.truncated_prompts = truncated  # they were counted when they were answered
-    for agent in agents:
-        answers = [answer for level in levels for node in level for answer in node.answers[agent]]
-        metrics[f"agent_{agent + 1}/tokens"] = fmean(len(_ids(answer)) for answer in answers)
-        metrics[f"agent_{agent + 1}/finished"] = fmean(answer.finished for answer in answers)
-        if reference is not None:
-            metrics[f"kl/agent_{agent + 1}"] = torch.cat(divergences[agent]).mean().item()
+    metrics |= answer_metrics(levels, team.num_agents)
+    if reference is not None:
+        metrics |= {f"kl/agent_{agent + 1}": torch.cat(divergences[agent]).mean().item() for agent in agents}
     if zeros:
         metrics["frac_zero_std"] = fmean(zeros)
     ordered.sort(key=lambda entry: entry[:2])  # stable: nodes of a turn stay in the order of their branches
@@ -137,7 +127,32 @@ def node_samples(
     return Collected([sample for _, _, sample in ordered], metrics, joint_responses)
 
 
-def _turn_metrics(level: Sequence[Node], returns: Tensor, known: Tensor) -> dict[str, float]:
+def prompt_ids(team: Team, level: Sequence[Node], max_new_tokens: int) -> list[list[Ids]]:
+    """`[agent][node]` ids of the prompts that the nodes of a level answered, cut as they were then."""
+    truncated = team.truncated_prompts
+    found = [
+        [
+            tuple(team.encode(node.own_prompts[agent], agent, max_new_tokens, f"number {node.task} of the batch"))
+            for node in level
+        ]
+        for agent in range(team.num_agents)
+    ]
+    team.truncated_prompts = truncated  # they were counted when they were answered
+    return found
+
+
+def answer_metrics(levels: Sequence[Sequence[Node]], num_agents: int) -> dict[str, float]:
+    """Mean length of every agent's answers and the share of those that ended by themselves."""
+    metrics = {}
+    for agent in range(num_agents):
+        answers = [answer for level in levels for node in level for answer in node.answers[agent]]
+        metrics[f"agent_{agent + 1}/tokens"] = fmean(len(token_ids(answer)) for answer in answers)
+        metrics[f"agent_{agent + 1}/finished"] = fmean(answer.finished for answer in answers)
+    return metrics
+
+
+def turn_metrics(level: Sequence[Node], returns: Tensor, known: Tensor) -> dict[str, float]:
+    """What is reported of a turn's nodes; `returns` and `known` of their branches, `[n, B]`."""
     turn = f"turn_{level[0].turn}"
     rewards = [reward for node in level for reward in node.rewards]
     raw = [score.raw for node in level for score in node.scores if score.raw is not None]
@@ -152,7 +167,7 @@ def _turn_metrics(level: Sequence[Node], returns: Tensor, known: Tensor) -> dict
 
 
 @torch.no_grad()
-def _divergence(
+def divergence(
     team: Team,
     reference: Team,
     agent: int,
@@ -162,7 +177,7 @@ def _divergence(
     batch_size: int | None,
 ) -> Tensor:
     """Sampled divergence of an agent's completions from the reference's policy, fp64 `[n, K]` on the CPU."""
-    rows = [(prompt, _ids(answer)) for prompt, group in zip(prompts, answers, strict=True) for answer in group]
+    rows = [(prompt, token_ids(answer)) for prompt, group in zip(prompts, answers, strict=True) for answer in group]
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
     result = torch.empty(len(rows), dtype=torch.float64)
     size = batch_size or len(rows)
@@ -183,6 +198,7 @@ def _divergence(
     return result.view(len(prompts), -1)
 
 
-def _ids(answer: Completion) -> Ids:
+def token_ids(answer: Completion) -> Ids:
+    """The sampled ids of an answer."""
     assert answer.token_ids is not None  # sampled here, never text alone
     return answer.token_ids

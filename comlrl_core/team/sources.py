@@ -59,6 +59,24 @@ def check_source(source: str, options: Mapping[str, Any] | None = None, *, look_
         )
 
 
+def check_loadable(setting: str, source: str) -> None:
+    """Like `check_source`, and of a name on the Hugging Face hub the configuration is read.
+
+    Raises `ConfigError` that names `setting`.
+    """
+    try:
+        check_source(source)
+        if not source.startswith(BUILTIN) and model_folder(source) is None:
+            from transformers import AutoConfig
+
+            AutoConfig.from_pretrained(source)
+    except (DataError, ConfigError) as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    except Exception as error:  # the hub and its cache raise many classes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{setting}: {source!r} cannot be loaded: {reason}") from error
+
+
 def model_folder(source: str) -> Path | None:
     """The folder that `source` names, or None for another kind of source.
 

@@ -48,6 +48,15 @@ def count_agents(args: Any, agent_model: Source | None, agents: Sequence[Source]
     return 1 if isinstance(agent_model, PreTrainedModel) else int(args.num_agents)
 
 
+def identifiers(agent_model: Source | None, agents: Sequence[Source] | None) -> list[str | None]:
+    """The names or folders that load the agents' models again; None where an agent has none."""
+    sources = [agent_model] if agent_model is not None else list(agents or ())
+    return [
+        (getattr(source, "name_or_path", None) or None) if isinstance(source, PreTrainedModel) else source
+        for source in sources
+    ]
+
+
 def set_agents(args: RunningFields, count: int) -> None:
     """Write the number of agents into the settings; what is given per agent must agree with it."""
     try:

@@ -1,7 +1,6 @@
 """What the preference trainers share: both sides' scored answers, and when to report and evaluate."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -123,9 +122,6 @@ class PreferenceTrainer(TeamTrainer):
     def keeps_initial(self) -> bool:
         """Whether the run needs its initial policies again."""
         return self.args.reference == "initial"
-
-    def save_beside(self, folder: Path) -> None:
-        """Write what a checkpoint holds beside policies and training state."""
 
     def on_step(self, metrics: Metrics, environment_steps: int) -> None:
         """Report an optimizer step, and evaluate where `eval_interval` says so."""

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from comlrl_core.algorithms.shared import Learned, OptimizationConfig, save_training_state
+from comlrl_core.critics.critics import Critics
+from comlrl_core.critics.files import save_critics
+from comlrl_core.critics.layout import FOLDER
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.files import read_json, write_json
@@ -28,6 +31,7 @@ def save_checkpoint(
     learned: Learned,
     identity: Mapping[str, Any],
     save_beside: Callable[[Path], None] | None = None,
+    critics: Critics | None = None,
 ) -> None:
     """Write a checkpoint that `train(resume_from_checkpoint=folder)` goes on from; complete or absent.
 
@@ -38,7 +42,10 @@ def save_checkpoint(
         save_team(team, staging)
         if save_beside is not None:
             save_beside(staging)
-        save_training_state(staging / STATE, engines, config, manifest.iteration, learned)
+        if critics is not None:
+            save_critics(critics, staging / FOLDER)
+        critic_engines = () if critics is None else critics.engines
+        save_training_state(staging / STATE, engines, config, manifest.iteration, learned, critic_engines)
         write_json(staging / STATE / IDENTITY, dict(identity), indent=2)
         manifest.write(staging / MANIFEST)
 

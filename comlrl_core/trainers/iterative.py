@@ -5,7 +5,7 @@ from pathlib import Path
 
 from comlrl_core.algorithms.madpo_config import MADPOIterConfig
 from comlrl_core.algorithms.preference_learning import learn
-from comlrl_core.algorithms.shared import Learned, make_engines
+from comlrl_core.algorithms.shared import Learned
 from comlrl_core.comparators import open_comparator
 from comlrl_core.comparators.base import Comparator
 from comlrl_core.digests import digest_values
@@ -16,7 +16,7 @@ from comlrl_core.store import Store, check_unoccupied, verify_history
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.team.team import Team, load_team
 from comlrl_core.trainers.base import PreferenceTrainer, frozen
-from comlrl_core.trainers.checkpoints import check_checkpointing, find_checkpoint, keep_newest, save_checkpoint
+from comlrl_core.trainers.checkpoints import check_checkpointing, find_checkpoint, keep_newest
 
 
 class MADPOIterTrainer(PreferenceTrainer):
@@ -89,7 +89,7 @@ class MADPOIterTrainer(PreferenceTrainer):
         self.report(collection_metrics(read_meta(store.replay, iteration)), self.environment_steps)
         drawn = draw_pairs(store.replay, iteration, self.manifest.eligible(), self.args)
         if self.args.optimizer_state == "reset":
-            self.engines = make_engines(self.team, self.args)
+            self.reset_engines()
         learned = self.learn_from(drawn.records, iteration, store)
         self.environment_steps = learned.environment_steps
         self.manifest = self.manifest.next(
@@ -99,16 +99,7 @@ class MADPOIterTrainer(PreferenceTrainer):
             save_team(self.team, store.policy(iteration))
         if checkpoints is not None and (iteration % interval == 0 or iteration == self.args.num_iterations):
             folder = checkpoints / f"iteration_{iteration:04d}"
-            save_checkpoint(
-                folder,
-                self.team,
-                self.engines,
-                self.args,
-                self.manifest,
-                learned,
-                self.identity(),
-                self.save_beside,
-            )
+            self.save_checkpoint(folder, learned)
 
     def learn_from(self, records: Sequence[PairRecord], iteration: int, store: Store) -> Learned:
         """One iteration's update, from the pairs that were drawn."""

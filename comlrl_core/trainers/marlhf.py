@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from comlrl_core.algorithms import marlhf
+from comlrl_core.algorithms.critic_setup import critic_sources
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
-from comlrl_core.algorithms.reinforce import Hooks
+from comlrl_core.algorithms.rollout_loop import Hooks
 from comlrl_core.algorithms.shared import UPDATES, Learned
+from comlrl_core.critics.critics import Critics
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.files import read_jsonl
 from comlrl_core.preference.files import iteration_path, read_iteration
@@ -20,12 +22,13 @@ from comlrl_core.rewards.contract import Oracle
 from comlrl_core.store import Manifest, Store
 from comlrl_core.team.formatters import FormatterSpec
 from comlrl_core.team.team import Team
-from comlrl_core.trainers.arguments import RewardProcessor, Source, config_of
+from comlrl_core.trainers.actor_critic import critics_of, source_names
+from comlrl_core.trainers.arguments import RewardProcessor, Source, config_of, count_agents, identifiers
 from comlrl_core.trainers.base import PreferenceTrainer
-from comlrl_core.trainers.checkpoints import keep_newest, save_checkpoint
+from comlrl_core.trainers.checkpoints import keep_newest
 from comlrl_core.trainers.iterative import MADPOIterTrainer
 from comlrl_core.trainers.offline import COLLECTION, MADPOTrainer
-from comlrl_core.trainers.reinforce import TrainingLog
+from comlrl_core.trainers.rollout import TrainingLog
 from comlrl_core.trainers.team_trainer import MetricsCallback
 
 
@@ -59,13 +62,17 @@ class _RewardModelTrainer(PreferenceTrainer):
         centralized_comparator_adapter: Any = None,
         on_long_prompt: str = "fail",
     ) -> None:
-        for name, given in (("critic_model", critic_model), ("critics", critics)):
-            if given is not None:
-                raise ConfigError(f"{name} belongs to rl_algorithm: maac or iac, which are not offered yet")
         settings = config_of(args, self.config_class)
-        sources = [agent_model] if agent_model is not None else list(agents or ())
-        if sources:  # without any, the number of agents is refused below
-            self.reward_source = marlhf.base_source(settings, [_identifier(source) for source in sources])
+        names = identifiers(agent_model, agents)
+        self._critic_sources: list[Source] = []
+        if settings.needs_critic():
+            count = count_agents(settings, agent_model, agents, num_agents)
+            self._critic_sources = critic_sources(settings, names, count, critic_model, critics)
+        elif critic_model is not None or critics is not None:
+            name = "critic_model" if critic_model is not None else "critics"
+            raise ConfigError(f"{name} belongs to rl_algorithm: maac or iac, not to {settings.rl_algorithm}")
+        if names:  # without any, the number of agents is refused below
+            self.reward_source = marlhf.base_source(settings, names)
             marlhf.check_base(settings, self.reward_source)
         self.reward_model: JointRewardModel | None = None
         super().__init__(
@@ -89,10 +96,17 @@ class _RewardModelTrainer(PreferenceTrainer):
             on_long_prompt=on_long_prompt,
         )
 
-    def save_model(self, output_dir: str | Path) -> None:
-        """Write one folder per agent (`agent_0`, ...) and, where one was fitted, `reward_model` below `output_dir`.
+    def make_critics(self, folder: Path | None) -> Critics | None:
+        return critics_of(self, self._critic_sources, folder) if self.args.needs_critic() else None
 
-        Both load into a new trainer: `agents=[...]`, and `reward_model_name` in its settings.
+    def further_identity(self) -> dict[str, Any]:
+        own = {"critics": source_names(self._critic_sources)} if self.args.needs_critic() else {}
+        return {**super().further_identity(), **own}
+
+    def save_model(self, output_dir: str | Path) -> None:
+        """Write one folder per agent (`agent_0`, ...), `critic` and, where one was fitted, `reward_model`.
+
+        All load into a new trainer: `agents=[...]`, `critic_model`, and `reward_model_name` in its settings.
         """
         super().save_model(output_dir)
         self.save_beside(Path(output_dir))
@@ -156,6 +170,7 @@ class MARLHFIterTrainer(_RewardModelTrainer, MADPOIterTrainer):
             source=self.reward_source,
             newest=self.reward_model,
             environment_steps=self.environment_steps,
+            critics=self.critics,
             load_reference=lambda: self.load_past(store.policy(0), self.args.reference_devices),
             model_config=self.model_config,
             hooks=self.hooks(),
@@ -204,16 +219,7 @@ class MARLHFTrainer(_RewardModelTrainer, MADPOTrainer):
         def on_epoch(done: int, learned: Learned) -> None:
             self.environment_steps = learned.environment_steps
             if checkpoints is not None and (done % interval == 0 or done == self.args.num_train_epochs):
-                save_checkpoint(
-                    checkpoints / f"epoch_{done:04d}",
-                    self.team,
-                    self.engines,
-                    self.args,
-                    self.manifest,
-                    learned,
-                    self.identity(),
-                    self.save_beside,
-                )
+                self.save_checkpoint(checkpoints / f"epoch_{done:04d}", learned)
                 keep_newest(checkpoints, limit)
 
         with marlhf.probing(self.team, model, self.oracle, self.required_tasks(), self.args, COLLECTION) as probes:
@@ -226,16 +232,10 @@ class MARLHFTrainer(_RewardModelTrainer, MADPOTrainer):
                 iteration=COLLECTION,
                 learned=Learned(history, self.environment_steps),
                 start_epoch=start_epoch,
+                critics=self.critics,
                 reference=self.reference(store),
                 hooks=Hooks(hooks.on_batch, hooks.on_rollout, hooks.on_step, on_epoch),
             )
         self.report(probes.metrics, self.environment_steps)
 
     _history: list[dict[str, Any]] = []  # noqa: RUF012 - replaced, never changed
-
-
-def _identifier(source: Source) -> str | None:
-    """A name or folder that loads the same model again, where an agent has one."""
-    if not isinstance(source, PreTrainedModel):
-        return source
-    return getattr(source, "name_or_path", None) or None

@@ -12,7 +12,7 @@ from comlrl_core.preference.records import PairRecord
 from comlrl_core.store import Store, check_unoccupied, verify_history
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.trainers.base import PreferenceTrainer
-from comlrl_core.trainers.checkpoints import check_checkpointing, find_checkpoint, keep_newest, save_checkpoint
+from comlrl_core.trainers.checkpoints import check_checkpointing, find_checkpoint, keep_newest
 
 COLLECTION = 1  # offline runs collect once
 
@@ -101,7 +101,7 @@ class MADPOTrainer(PreferenceTrainer):
             if done and checkpoints is not None and (epoch % interval == 0 or last):
                 folder = checkpoints / f"epoch_{epoch:04d}"
                 learned = Learned(seen, environment_steps)
-                save_checkpoint(folder, self.team, self.engines, self.args, self.manifest, learned, self.identity())
+                self.save_checkpoint(folder, learned)
                 keep_newest(checkpoints, limit)
 
         learn(

@@ -8,9 +8,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from comlrl_core.algorithms.critic_setup import critic_optimizer
 from comlrl_core.algorithms.madpo_config import MADPOConfig
-from comlrl_core.algorithms.reinforce_config import MAGRPOConfig
-from comlrl_core.algorithms.shared import load_training_state, make_engines
+from comlrl_core.algorithms.shared import Learned, load_training_state, make_engines
+from comlrl_core.config.fields import RolloutTrainingFields
+from comlrl_core.critics.building import renew_engines
+from comlrl_core.critics.critics import Critics
+from comlrl_core.critics.files import save_critics
+from comlrl_core.critics.layout import FOLDER as CRITIC_FOLDER
 from comlrl_core.digests import digest_values
 from comlrl_core.environments.tasks import load_tasks
 from comlrl_core.errors import ConfigError, DataError
@@ -31,7 +36,7 @@ from comlrl_core.trainers.arguments import (
     say_untracked,
     set_agents,
 )
-from comlrl_core.trainers.checkpoints import STATE, differences
+from comlrl_core.trainers.checkpoints import STATE, differences, save_checkpoint
 
 MetricsCallback = Callable[[dict[str, float], int], None]
 # Settings that change no weight: where files go, how often something is reported.
@@ -44,7 +49,7 @@ NOT_IDENTITY = {
 class TeamTrainer:
     """Base of all trainers: the published arguments, evaluation, saving, and what a checkpoint must agree with."""
 
-    config_class: type[MADPOConfig] | type[MAGRPOConfig]
+    config_class: type[MADPOConfig] | type[RolloutTrainingFields]
     args: Any
 
     def __init__(
@@ -97,6 +102,7 @@ class TeamTrainer:
             on_long_prompt=on_long_prompt,
         )
         self.engines = make_engines(self.team, self.args)
+        self.critics = self.make_critics(None)
         self.environment_steps = 0
         rendered = [self.team.prompts(task) for task in self.train_tasks or ()]
         self._data_identity = {
@@ -149,8 +155,10 @@ class TeamTrainer:
         return metrics
 
     def save_model(self, output_dir: str | Path) -> None:
-        """Write one plain Hugging Face folder per agent (`agent_0`, ...) below `output_dir`."""
+        """Write one plain Hugging Face folder per agent (`agent_0`, ...) below `output_dir`, and `critic`, if any."""
         save_team(self.team, Path(output_dir))
+        if self.critics is not None:
+            save_critics(self.critics, Path(output_dir) / CRITIC_FOLDER)
 
     # what a trainer of one kind says ------------------------------------------------------------------------------
 
@@ -159,6 +167,10 @@ class TeamTrainer:
 
     def check_oracle(self) -> None:
         """Look at the oracle before anything is loaded."""
+
+    def make_critics(self, folder: Path | None) -> Critics | None:
+        """New critics for this team and its engines, or those that lie in `folder`; None for algorithms without."""
+        return None
 
     def further_identity(self) -> dict[str, Any]:
         """What else decides the weights, beside settings, tasks and reward."""
@@ -211,8 +223,33 @@ class TeamTrainer:
         """Go on from a checkpoint: its weights, optimizer state and counters."""
         self.team = self.read_team(checkpoint, self.args.agent_devices)
         self.engines = make_engines(self.team, self.args)
-        self.environment_steps = load_training_state(checkpoint / STATE, self.engines, self.args)
+        self.critics = self.make_critics(checkpoint / CRITIC_FOLDER)
+        critic_engines = () if self.critics is None else self.critics.engines
+        self.environment_steps = load_training_state(checkpoint / STATE, self.engines, self.args, critic_engines)
         self.manifest = manifest
+
+    def reset_engines(self) -> None:
+        """Forget all optimizer moments."""
+        self.engines = make_engines(self.team, self.args)
+        if self.critics is not None:
+            renew_engines(self.critics, self.engines, critic_optimizer(self.args))
+
+    def save_checkpoint(self, folder: Path, learned: Learned) -> None:
+        """Write a checkpoint of this moment."""
+        save_checkpoint(
+            folder,
+            self.team,
+            self.engines,
+            self.args,
+            self.manifest,
+            learned,
+            self.identity(),
+            self.save_beside,
+            self.critics,
+        )
+
+    def save_beside(self, folder: Path) -> None:
+        """Write what a checkpoint holds beside policies, critics and training state."""
 
     def read_team(self, folder: Path, devices: Any) -> Team:
         """A team from a folder of policies, with this trainer's formatters."""

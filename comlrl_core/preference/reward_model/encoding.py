@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from comlrl_core.errors import DataError
 from comlrl_core.preference.records import PairRecord
-
-Ids = tuple[int, ...]
+from comlrl_core.team.encoding import Ids, cut_left, encode_texts
 
 
 class JointText(NamedTuple):
@@ -73,9 +72,7 @@ class JointEncoder:
                     f"model reads those of {self.num_agents} agents"
                 )
         # All at once, each distinct text once: a task's prompts come with every one of its candidates.
-        distinct = list(dict.fromkeys(part for text in texts for part in (*text.prompts, *text.responses)))
-        encoded = self.tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"] if distinct else []
-        ids = dict(zip(distinct, map(tuple, encoded), strict=True))
+        ids = encode_texts(self.tokenizer, (part for text in texts for part in (*text.prompts, *text.responses)))
         return [self._joined([ids[p] for p in t.prompts], [ids[r] for r in t.responses]) for t in texts]
 
     def encode_pairs(self, records: Sequence[PairRecord]) -> EncodedPairs:
@@ -99,7 +96,7 @@ class JointEncoder:
             fixed = len(self.prefix_ids) + sum(map(len, responses)) + len(self.end_ids) * len(responses)
             if fixed > self.max_length:
                 return None
-            prompts = _cut_left(prompts, self.max_length - fixed)
+            prompts = cut_left(prompts, self.max_length - fixed)
         parts = [prompt + response + self.end_ids for prompt, response in zip(prompts, responses, strict=True)]
         return self.prefix_ids + tuple(token for part in parts for token in part)
 
@@ -107,13 +104,3 @@ class JointEncoder:
 def task_of(record: PairRecord) -> str:
     """What groups the pairs of one task: its id, or (a file of the published format) its prompts."""
     return record.task_id if record.task_id is not None else "\0".join(record.prompts)
-
-
-def _cut_left(prompts: Sequence[Ids], room: int) -> list[Ids]:
-    """The prompts with at most `room` tokens together: the longest lose their oldest tokens until they are level."""
-    kept = [0] * len(prompts)
-    shortest_first = sorted(range(len(prompts)), key=lambda agent: len(prompts[agent]))
-    for position, agent in enumerate(shortest_first):
-        kept[agent] = min(len(prompts[agent]), room // (len(prompts) - position))
-        room -= kept[agent]
-    return [prompt[len(prompt) - keep :] for prompt, keep in zip(prompts, kept, strict=True)]

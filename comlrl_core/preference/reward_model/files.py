@@ -9,7 +9,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from comlrl_core.preference.reward_model.model import JointRewardModel
 from comlrl_core.store import whole_folder
 from comlrl_core.team.checkpoint import save_pretrained_folder
 from comlrl_core.team.loading import load_backbone, load_model_and_tokenizer
+from comlrl_core.team.scalar import backbone_of
 
 SETTINGS_FILE = "reward_model.json"
 HEAD_FILE = "reward_head.safetensors"
@@ -60,9 +61,7 @@ def open_reward_model(
             )
         return found.requires_grad_(True)
     model, own = load_model_and_tokenizer(source, tokenizer, model_config, seed, device)
-    backbone = cast(PreTrainedModel, model.base_model)
-    if backbone is model:
-        raise ConfigError(f"{type(model).__name__} has no backbone beside its language-model head")
+    backbone = backbone_of(model)
     name = source if isinstance(source, str) else (getattr(source, "name_or_path", "") or type(source).__name__)
     return JointRewardModel(backbone, own, num_agents, max_length=max_length, seed=head_seed, source=name)
 

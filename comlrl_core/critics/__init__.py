@@ -1,0 +1,1 @@
+"""Critics: what a history, or a history with a response, is worth."""
