@@ -1,51 +1,72 @@
-"""Collection and update against bare Transformers calls that process the same tokens, in one process.
+"""Collection, rollouts and updates against bare Transformers calls that process the same tokens, in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/floor.py [--repeats 3] [--model 0.1M|12M]
+    OMP_NUM_THREADS=1 python benchmarks/floor.py [--repeats 3] [--model 0.1M|12M] [--part collection] [--part ...]
 
-Collection: 64 tasks x 2 agents x 8 candidates x 32 tokens, against `model.generate` on the same prompts, all rows of an
-agent in one call. Update: 256 pairs of 2 agents, against forward, log-softmax and backward of the same padded batches.
-Prints the best of the repeats and their ratio (ours / bare); the growth of memory is that of the process so far.
+- collection (MADPO) and rollout (MAGRPO): 64 tasks x 2 agents x 8 answers x 32 tokens, against `model.generate` on the
+  same prompts, all rows of an agent in one call. Ours decode, score and credit the answers as well.
+- update (MADPO): 256 pairs of 2 agents; reinforce (MAGRPO): 64 nodes of 8 answers of 2 agents; against forward,
+  log-softmax and backward of the same padded batches, 32 rows each. Ours step the optimizer as well.
+- memory: the peak of one update step on top of what lay there before, of a model whose logits outweigh all else, in
+  multiples of one fp32 tensor `[B, L, vocab]` (the logits of the batch); the log-softmax would be another one.
+
+Prints the best of the repeats, taken in turn, and their ratio (ours / bare), in seconds of this process's CPU time:
+with one thread those of an idle machine, whatever else is running. Memory is the highest of the process so far.
 """
 
 import argparse
+import gc
+import math
+import random
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from comlrl_core.algorithms.madpo import MADPOUpdateSettings, PairTokens, update
+from comlrl_core.algorithms.reinforce import train_minibatch
 from comlrl_core.engine.local import build_engines
 from comlrl_core.engine.protocol import OptimizerSettings
 from comlrl_core.environments.length_ratio import make_tasks
 from comlrl_core.preference.collection import collect
+from comlrl_core.rewards.contract import Oracle
+from comlrl_core.rewards.length_ratio import length_ratio
+from comlrl_core.rollout.buffer import NodeSample
+from comlrl_core.rollout.samples import Credit, node_samples
+from comlrl_core.rollout.tree import TreeShape, grow
 from comlrl_core.team.agent import Agent
 from comlrl_core.team.generation import Sampling
 from comlrl_core.team.team import Team
 from comlrl_core.team.tiny import load_tiny
 
 TASKS, CANDIDATES, NEW_TOKENS, PAIRS, BATCH = 64, 8, 32, 256, 16
+NODES, NODES_PER_STEP = 64, 4  # as many rows a step as BATCH pairs have
 SIZES = {
     "12M": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6,
             "intermediate_size": 1152, "vocab_size": 2000},
 }  # fmt: skip
+WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 192, "vocab_size": 32768}  # fmt: skip
+
+Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
-def make_team(size: str) -> Team:
+def make_team(size: str, shape: dict[str, int] | None = None) -> Team:
     """Two agents; nothing ends a sequence, so that both sides of a comparison process the same tokens."""
     agents = []
     for index in range(2):
         model, tokenizer = load_tiny(index)
-        if size in SIZES:
+        if shape is not None:
             torch.manual_seed(index)
-            model = Qwen2ForCausalLM(Qwen2Config(**SIZES[size], tie_word_embeddings=True)).eval()
+            model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)).eval()
         agents.append(Agent(index, model, tokenizer, size, (), tokenizer.pad_token_id, None))
     return Team(agents, [lambda row: row["prompt"]] * 2)
 
 
-def collection(team: Team) -> tuple[Callable[[], object], Callable[[], object]]:
+def collection(team: Team) -> Pair:
     """(ours, bare) collection of the same tasks."""
     tasks, _ = make_tasks(TASKS, 1)
     sampling = Sampling(max_new_tokens=NEW_TOKENS, temperature=1.0)
@@ -53,18 +74,33 @@ def collection(team: Team) -> tuple[Callable[[], object], Callable[[], object]]:
     def ours() -> object:
         return collect(team, None, tasks, num_candidates=CANDIDATES, sampling=sampling, seed=0, iteration=1)
 
-    def bare() -> object:
-        for agent in team.agents:
-            prompts = [agent.encode_prompt(task["prompt"]) for task in tasks for _ in range(CANDIDATES)]
-            ids, mask = left_padded(prompts, agent.pad_id)
-            with torch.inference_mode():
-                agent.model.generate(
-                    input_ids=ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                    max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=agent.pad_id, eos_token_id=None,
-                )  # fmt: skip
-        return None
+    return ours, lambda: generate(team)
 
-    return ours, bare
+
+def rollout(team: Team) -> Pair:
+    """(ours, bare) rollouts of the same tasks: trees of one turn, scored and credited."""
+    tasks, _ = make_tasks(TASKS, 1)
+    sampling = Sampling(max_new_tokens=NEW_TOKENS, temperature=1.0)
+    oracle = Oracle(length_ratio, team.num_agents)
+
+    def ours() -> object:
+        levels = grow(team, oracle, tasks, TreeShape(CANDIDATES), sampling=sampling, stream=(0, 1, "rollout"))
+        return node_samples(team, levels, Credit(), temperature=1.0, max_new_tokens=NEW_TOKENS)
+
+    return ours, lambda: generate(team)
+
+
+def generate(team: Team) -> None:
+    """Transformers alone: as many answers of the same length to the same prompts."""
+    tasks, _ = make_tasks(TASKS, 1)
+    for agent in team.agents:
+        prompts = [agent.encode_prompt(task["prompt"]) for task in tasks for _ in range(CANDIDATES)]
+        ids, mask = left_padded(prompts, agent.pad_id)
+        with torch.inference_mode():
+            agent.model.generate(
+                input_ids=ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=agent.pad_id, eos_token_id=None,
+            )  # fmt: skip
 
 
 def left_padded(rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -75,36 +111,63 @@ def left_padded(rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def update_pair(team: Team) -> tuple[Callable[[], object], Callable[[], object]]:
-    """(ours, bare) update on the same pairs."""
-    generator = torch.Generator().manual_seed(0)
+def drawn_ids(rng: random.Random, low: int, high: int) -> tuple[int, ...]:
+    """`low` to `high - 1` token ids."""
+    return tuple(rng.randrange(3, 300) for _ in range(rng.randrange(low, high)))
 
-    def ids(low: int, high: int) -> tuple[int, ...]:
-        length = int(torch.randint(low, high, (1,), generator=generator))
-        return tuple(torch.randint(3, 300, (length,), generator=generator).tolist())
+
+def update_pair(team: Team, count: int = PAIRS) -> Pair:
+    """(ours, bare) update on the same pairs."""
+    rng = random.Random(0)
 
     def pair() -> PairTokens:
-        prompts = (ids(12, 24), ids(12, 24))
-        return PairTokens(prompts, (ids(16, 33), ids(16, 33)), (ids(16, 33), ids(16, 33)))
+        prompts, *answers = ((drawn_ids(rng, *of), drawn_ids(rng, *of)) for of in ((12, 24), (16, 33), (16, 33)))
+        return PairTokens(prompts, *answers)
 
-    pairs = [pair() for _ in range(PAIRS)]
+    pairs = [pair() for _ in range(count)]
     settings = MADPOUpdateSettings(train_batch_size=BATCH)
     engines = build_engines(team.models, OptimizerSettings(learning_rate=1e-4))
 
     def ours() -> object:
-        order = range(PAIRS)
+        order = range(count)
         return update(
             team.models, engines, team.pad_ids, pairs, settings, reference=None, order=lambda epoch: list(order)
         )
 
-    def bare() -> object:
-        for start in range(0, PAIRS, BATCH):
+    def bare() -> None:
+        for start in range(0, count, BATCH):
             chunk = pairs[start : start + BATCH]
             for index, model in enumerate(team.models):
                 rows = [list(p.prompts[index] + p.winners[index]) for p in chunk]
                 rows += [list(p.prompts[index] + p.losers[index]) for p in chunk]
                 forward_backward(model, rows, team.pad_ids[index])
-        return None
+
+    return ours, bare
+
+
+def reinforce_pair(team: Team, count: int = NODES) -> Pair:
+    """(ours, bare) policy-gradient update on the same nodes; no advantage is 0, so every answer is trained on."""
+    rng = random.Random(0)
+
+    def node() -> NodeSample:
+        prompts = (drawn_ids(rng, 12, 24), drawn_ids(rng, 12, 24))
+        completions = tuple(tuple(drawn_ids(rng, 16, 33) for _ in range(CANDIDATES)) for _ in prompts)
+        advantages = tuple(rng.choice((-1, 1)) * rng.uniform(0.1, 1.0) for _ in range(CANDIDATES))
+        return NodeSample(1, 0, prompts, completions, (advantages, advantages), (False, False))
+
+    nodes = [node() for _ in range(count)]
+    batches = [nodes[start : start + NODES_PER_STEP] for start in range(0, count, NODES_PER_STEP)]
+    engines = build_engines(team.models, OptimizerSettings(learning_rate=1e-4))
+
+    def ours() -> None:
+        for batch in batches:
+            train_minibatch(team.models, engines, team.pad_ids, batch, 1.0)
+
+    def bare() -> None:
+        for batch in batches:
+            for index, model in enumerate(team.models):
+                rows = [list(n.prompts[index] + answer) for n in batch for answer in n.completions[index]]
+                forward_backward(model, rows, team.pad_ids[index])
 
     return ours, bare
 
@@ -120,34 +183,77 @@ def forward_backward(model: PreTrainedModel, rows: list[list[int]], pad: int) ->
     model.zero_grad(set_to_none=True)
 
 
-def best_of(runs: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of `repeats` runs, after one that does not count."""
-    runs()
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        runs()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+def best_of(runs: Pair, repeats: int) -> tuple[float, float]:
+    """CPU seconds of the fastest of `repeats` runs of each kind, taken in turn, after one that does not count."""
+    best = [math.inf, math.inf]
+    for repeat in range(repeats + 1):
+        for kind, run in enumerate(runs):
+            begin = time.process_time()
+            run()
+            if repeat:
+                best[kind] = min(best[kind], time.process_time() - begin)
+    return best[0], best[1]
+
+
+def peak_megabytes(run: Callable[[], object]) -> float:
+    """The highest resident memory during `run` above that before it (Linux), after a run that makes what stays."""
+    run()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is resident now
+    before = resident("VmRSS")
+    run()
+    return resident("VmHWM") - before
+
+
+def resident(name: str) -> float:
+    """A line of `/proc/self/status` in MB."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def memory() -> None:
+    """Print the peaks of single update steps."""
+    torch.set_num_threads(1)
+    for what, make, count in (("update", update_pair, BATCH), ("reinforce", reinforce_pair, NODES_PER_STEP)):
+        team = make_team("wide", WIDE)
+        # Longest prompt and longest answer of the draw, 32 rows.
+        unit = 2 * BATCH * (23 + 32) * WIDE["vocab_size"] * 4 / 1e6
+        ours, bare = (peak_megabytes(run) for run in make(team, count))
+        print(
+            f"peak of one {what} step, [B, L, vocab] in fp32 being {unit:.0f} MB: ours {ours:.0f} MB "
+            f"({ours / unit:.1f} of it), bare {bare:.0f} MB ({bare / unit:.1f})",
+            flush=True,
+        )
+
+
+PARTS: dict[str, Callable[[Team], Pair]] = {
+    "collection": collection,
+    "rollout": rollout,
+    "update": update_pair,
+    "reinforce": reinforce_pair,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", choices=["0.1M", *SIZES], action="append")
+    parser.add_argument("--part", choices=[*PARTS, "memory"], action="append")
     options = parser.parse_args()
+    parts = options.part or [*PARTS, "memory"]
     for size in options.model or ["0.1M", *SIZES]:
-        team = make_team(size)
-        parameters = sum(p.numel() for p in team.models[0].parameters()) / 1e6
-        for what, make in (("collection", collection), ("update", update_pair)):
-            ours, bare = make(team)
-            bare_seconds, our_seconds = best_of(bare, options.repeats), best_of(ours, options.repeats)
+        for what in [part for part in PARTS if part in parts]:
+            team = make_team(size, SIZES.get(size))
+            parameters = sum(p.numel() for p in team.models[0].parameters()) / 1e6
+            our_seconds, bare_seconds = best_of(PARTS[what](team), options.repeats)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
                 f"{parameters:5.2f} M {what:10}  ours {our_seconds:7.2f} s  bare {bare_seconds:7.2f} s  "
                 f"ratio {our_seconds / bare_seconds:.2f}  peak memory {peak:.0f} MB",
                 flush=True,
             )
+    if "memory" in parts:
+        memory()
 
 
 if __name__ == "__main__":

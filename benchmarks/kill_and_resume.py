@@ -1,7 +1,8 @@
 """Kill a run at many moments, start it again, and compare the bytes with an unbroken run.
 
-    python benchmarks/kill_and_resume.py --door plain|embedded|dvc --moments 20 [--seed 0]
+    python benchmarks/kill_and_resume.py --door plain|embedded|dvc --moments 20 [--seed 0] [--params params.magrpo.yaml]
 
+The project has the settings of `params.yaml`, or of `--params`, with less of everything: few tasks, short answers.
 Prints one line per kill and a summary; exit code 1 if a file differs, a step was repeated or a process is left.
 """
 
@@ -9,6 +10,7 @@ import argparse
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -26,13 +28,21 @@ COMMANDS = {
     "dvc": [str(BIN / "dvc"), "repro"],
 }
 SMALL = {
-    "num_train: 48": "num_train: 6",
-    "num_eval: 48": "num_eval: 4",
-    "max_new_tokens: 40": "max_new_tokens: 16",
-    "preference_num_candidates: 8": "preference_num_candidates: 4",
-    "min_reward_gap: 0.1": "min_reward_gap: 0.0",
-    "logging_steps: 64": "logging_steps: 64\n  collection_batch_size: 3",
+    "num_train": "6",
+    "num_eval": "4",
+    "max_new_tokens": "16",
+    "preference_num_candidates": "4",
+    "preference_pairs_per_sample": "2",
+    "preference_replay_sample_size": "12",
+    "min_reward_gap": "0.0",
+    "num_generations": "2",
+    "rollout_buffer_size": "4",
+    "train_batch_size": "4",
+    "reward_train_batch_size": "4",
+    "samples_per_task": "2",
 }
+REQUIRED = ("num_train", "num_eval", "max_new_tokens", "samples_per_task")  # the others as far as the file has them
+CHAINS = ("iterations", "epochs")
 PATTERNS = ("replay/iteration_*.json", "models/**/*.safetensors", "state/**/*.safetensors", "state/**/*.jsonl")
 
 
@@ -42,14 +52,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COMLRL_PROGRESS": "0", "PATH": path}
 
 
-def make_project(folder: Path, iterations: int = 2) -> Path:
-    """A small project without git."""
+def make_project(folder: Path, iterations: int = 2, settings: Path | None = None) -> Path:
+    """A small project without git; with the settings of `params.yaml`, or of a parameter file."""
     subprocess.run([str(BIN / "comlrl"), "init", str(folder)], check=True, capture_output=True, env=environment())
     params = folder / "params.yaml"
-    text = params.read_text()
-    for old, new in SMALL.items():
-        assert old in text, old
-        text = text.replace(old, new)
+    text = (settings or params).read_text()
+    for name, value in SMALL.items():
+        text, count = re.subn(rf"(?m)^(\s+{name}:) [^#\s]+", rf"\1 {value}", text)
+        assert count == 1 or (count == 0 and name not in REQUIRED), name
+    if "preference_num_candidates" in text:  # two chunks: a kill may fall between them
+        text = text.replace("  logging_steps:", "  collection_batch_size: 3\n  logging_steps:")
+    for chain in CHAINS:  # which `comlrl iterations` fills
+        text += "" if re.search(rf"(?m)^{chain}:", text) else f"\n{chain}: {{}}\n"
     params.write_text(text)
     command = [str(BIN / "comlrl"), "iterations", str(iterations)]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, env=environment())
@@ -131,9 +145,10 @@ def main() -> int:
     parser.add_argument("--door", choices=COMMANDS, default="plain")
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--params", type=Path, help="parameter file; default: that of `comlrl init`")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-base-") as name:
-        template = make_project(Path(name) / "template")
+        template = make_project(Path(name) / "template", settings=options.params)
         unbroken = Path(name) / "unbroken"
         shutil.copytree(template, unbroken)
         seconds = finish(unbroken, options.door)

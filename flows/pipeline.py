@@ -33,6 +33,7 @@ __all__ = [
     "iteration_key",
     "lock_backup",
     "missing_dependencies",
+    "missing_outputs",
     "restore",
     "set_iterations",
     "status",
@@ -133,6 +134,22 @@ def restore(work_root: Path, stage: str) -> bool:
             return False
         # Read anew: the object in memory already holds the present hashes and would call anything up to date.
         return not loaded.repo.stage.load_one(loaded.path, stage).status()
+
+
+def missing_outputs(work_root: Path) -> dict[str, list[str]]:
+    """Stage -> its recorded outputs that are not on disk, for stages that have any, in the pipeline's order."""
+    file = Path(work_root).resolve() / "dvc.yaml"
+    from dvc.repo import Repo, lock_repo
+
+    _quiet()
+    with _one_at_a_time, Repo(str(file.parent), _wait_for_lock=True) as repo, lock_repo(repo):
+        _recover(file.with_name("dvc.lock"))
+        missing = {}
+        for stage in repo.index.stages:
+            gone = [out.def_path for out in stage.outs if out.hash_info and not out.exists]
+            if gone and stage.path_in_repo == os.path.relpath(file, repo.root_dir):
+                missing[stage.addressing.rpartition(":")[2]] = gone
+        return missing
 
 
 def drop_from_cache(work_root: Path, stages: Sequence[str], selected: Callable[[Any], bool]) -> int:

@@ -12,7 +12,10 @@ from comlrl_core.errors import ConfigError
 from comlrl_core.store import Store, latest
 from flows import pipeline
 from flows.project import Project
+from tasks.job import Job
 from tasks.pruned import keep_small_files
+
+PRUNED_FOLDERS = ("models", "state")
 
 
 def prune(project: Project, keep_last: int) -> tuple[list[int], int]:
@@ -49,9 +52,33 @@ def needed_iterations(config: RunConfig) -> int:
     return 1
 
 
+def is_pruned(job: Job, changed: list[str], iteration: int) -> bool:
+    """Whether nothing but files of old iterations is missing (`changed`: DVC's lines), and a later iteration is there.
+
+    An output that is in no cache either reads "not in cache", whether it is there or not.
+    """
+    newest = latest(job.store)
+    if newest is None or not 0 < iteration <= newest:
+        return False
+    own = [name for line in changed if (name := missing_file(line, "outs"))]
+    gone = all(not (job.work_root / name).exists() for name in own)
+    rest = [line for line in changed if not missing_file(line, "outs")]
+    return gone and (iteration < newest or not own) and all(missing_file(line, "deps") for line in rest)
+
+
+def missing_file(line: str, kind: str) -> str:
+    """The file that DVC calls missing in a line such as `changed outs: models/iteration_0001 (deleted)`; else "".
+
+    Outputs (`kind` "outs") are missing, or in no cache; dependencies ("deps") can only be missing.
+    """
+    states = ("not in cache", "deleted") if kind == "outs" else ("deleted",)
+    name, _, state = line.removeprefix(f"changed {kind}: ").rpartition(" (")
+    return name if line.startswith(f"changed {kind}: ") and state.rstrip(")") in states else ""
+
+
 def _heavy(out: Any) -> bool:
     """Whether an output of a stage is one that is pruned."""
-    return Path(out.def_path).parts[0] in ("models", "state")
+    return Path(out.def_path).parts[0] in PRUNED_FOLDERS
 
 
 def _size(folder: Path) -> int:

@@ -2,7 +2,8 @@
 
 `.comlrl/pids.json` holds one entry per training process: pid, start time and the ids of its flow runs. A process
 removes its entry when it ends; an entry whose process is gone belongs to one that was killed, and the next start sets
-its runs right.
+its runs right. A process that serves the deployments has an entry too: runs that it had taken, and whose own process
+had not begun yet, have nobody when it is killed.
 """
 
 import fcntl
@@ -46,28 +47,66 @@ def registered(project: Project) -> Iterator[None]:
                 entries.remove(mine)
 
 
-def repair(project: Project) -> int:
+@contextmanager
+def serving(project: Project) -> Iterator[None]:
+    """Keep an entry that says that this process serves the project's deployments, while the block runs."""
+    with _entries(project) as entries:
+        _mine(entries)["serves"] = True
+    try:
+        yield
+    finally:
+        with _entries(project) as entries:
+            entries.remove(_mine(entries))
+
+
+def repair(project: Project, *, before_serving: bool = False) -> int:
     """Set the flow runs of processes that are gone to Crashed; needs a Prefect API. Returns how many there were.
 
-    A run that an API does not know or calls finished is let be. No failure of the API stops the caller.
+    A run that an API does not know or calls finished is let be. No failure of the API stops the caller. Runs of the
+    deployments that never got a process are looked for where the process that served them was killed, and always
+    with `before_serving`.
     """
     with _entries(project) as entries:
-        dead = [entry for entry in entries if not _lives(entry)]
+        living = [entry for entry in entries if _lives(entry)]
+        dead = [entry for entry in entries if entry not in living]
     lost = [(run, entry) for entry in dead for run in reversed(entry["flow_runs"])]
-    if lost:
+    unserved = not any(entry.get("serves") for entry in living)
+    look = unserved and (before_serving or any(entry.get("serves") for entry in dead))
+    found = 0
+    if lost or look:
         from prefect.client.orchestration import get_client
 
         try:
             with get_client(sync_client=True) as client:
                 for run, entry in lost:
                     _crash(client, run, f"process {entry['pid']} ended without a word; finished steps are kept")
+                if look:
+                    orphans = _orphans(client, project, {run for entry in living for run in entry["flow_runs"]})
+                    for run in orphans:
+                        _crash(client, run, "what served it ended before it began")
+                    found = len(orphans)
         except Exception as error:  # the entries stay: the next start tries again
             logger.warning("flow runs of ended processes could not be set to Crashed: %s", error)
             return 0
     if dead:
         with _entries(project) as entries:
             entries[:] = [entry for entry in entries if entry not in dead]
-    return len(lost)
+    return len(lost) + found
+
+
+def _orphans(client: Any, project: Project, living: set[str]) -> list[str]:
+    """Runs of this project's deployments that are called under way and have no process; call it where nobody serves."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    under_way = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
+    runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=under_way)))
+    mine = str(project.work_root)
+    return [
+        str(run.id)
+        for run in runs
+        if run.deployment_id and run.parameters.get("project") == mine and str(run.id) not in living
+    ]
 
 
 def _crash(client: Any, flow_run_id: str, message: str) -> None:

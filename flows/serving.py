@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -47,6 +47,7 @@ def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: i
             _wait(f"http://{HOST}:{mlflow_port}/health", "MLflow", project.logs / "mlflow-ui.log")
             print(f"MLflow UI:   http://{HOST}:{mlflow_port}   (experiment {config.tracking.experiment})")
         print(f"Prefect UI:  http://{HOST}:{port}   (Deployments -> preference-training -> Run)", flush=True)
+        stack.enter_context(_registered(project))
         _serve(project, config)
 
 
@@ -54,7 +55,13 @@ def _repair(project: Project) -> None:
     """A run that a kill left "Running" would hold the deployment's one place, and no later run could start."""
     from flows.registry import repair
 
-    repair(project)
+    repair(project, before_serving=True)
+
+
+def _registered(project: Project) -> AbstractContextManager[None]:
+    from flows.registry import serving
+
+    return serving(project)
 
 
 def _serve(project: Project, config: RunConfig) -> None:

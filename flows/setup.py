@@ -16,6 +16,9 @@ from flows.package_lock import write_lock
 from flows.prefect_api import die_with_parent
 from flows.preflight import check_settings
 from flows.project import Project
+from flows.prune import PRUNED_FOLDERS, is_pruned, missing_file
+from tasks.job import Job
+from tasks.pruned import pruned_folder
 from tasks.tracking_store import ensure_database
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -56,16 +59,54 @@ def bring_up_to_date(project: Project) -> None:
 
 
 def reproduce(project: Project, arguments: list[str]) -> int:
-    """`dvc repro` in the project, with this interpreter first on the path and the project held throughout."""
-    check_settings(plan(project, read_params(project.params).run_config()).job, project.params)
+    """`dvc repro` in the project, with this interpreter first on the path and the project held throughout.
+
+    Outputs that are missing although nobody pruned them come back first, unless `arguments` say what to do.
+    """
+    job = plan(project, read_params(project.params).run_config()).job
+    check_settings(job, project.params)
     with project.run_lock("repro", children=True):
         bring_up_to_date(project)
-        environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
-        command = [sys.executable, "-m", "dvc", "repro", "--allow-missing", *arguments]
-        dies_with_us = die_with_parent if sys.platform == "linux" else None
-        return subprocess.run(
-            command, cwd=project.work_root, env=environment, check=False, preexec_fn=dies_with_us
-        ).returncode
+        again = [] if arguments or not pipeline.is_tracked(project.work_root) else bring_back(job)
+        if again:
+            code = _repro(project, ["--single-item", "--force", *again])
+            if code != 0:
+                return code
+        return _repro(project, arguments)
+
+
+def bring_back(job: Job) -> list[str]:
+    """Restore missing outputs of stages that nothing else would run; the stages of those that DVC's cache lacks.
+
+    DVC itself passes over them under `--allow-missing`, which pruned iterations need.
+    """
+    again = []
+    for stage, gone in pipeline.missing_outputs(job.work_root).items():
+        number = int(stage.partition("@")[2] or 0)
+        if _were_pruned(job, number, gone) or pipeline.restore(job.work_root, stage):
+            continue
+        changed = pipeline.status(job.work_root, stage)
+        only_missing = all(missing_file(line, "outs") or missing_file(line, "deps") for line in changed)
+        if only_missing and not is_pruned(job, changed, number):
+            logger.info("%s runs again: %s missing", stage, ", ".join(gone))
+            again.append(stage)
+    return again
+
+
+def _were_pruned(job: Job, iteration: int, gone: list[str]) -> bool:
+    """Whether `comlrl prune` removed these outputs here; only asking DVC takes long."""
+    return pruned_folder(job.work_root, iteration).is_dir() and all(
+        Path(name).parts[0] in PRUNED_FOLDERS for name in gone
+    )
+
+
+def _repro(project: Project, arguments: list[str]) -> int:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    command = [sys.executable, "-m", "dvc", "repro", "--allow-missing", *arguments]
+    dies_with_us = die_with_parent if sys.platform == "linux" else None
+    return subprocess.run(
+        command, cwd=project.work_root, env=environment, check=False, preexec_fn=dies_with_us
+    ).returncode

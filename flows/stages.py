@@ -70,7 +70,7 @@ def _iterate(job: Job, number: int, tracker: Tracker, project: Project) -> None:
         else:
             metrics = iterate.fn(job, number)
         log_iteration(job, tracker, child, number)
-        log_evaluation(job, tracker, [], number, metrics)
+        log_evaluation(job, tracker, number, metrics)
 
 
 def _server(project: Project) -> bool:

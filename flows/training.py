@@ -15,7 +15,6 @@ from comlrl_core.config.files import read_yaml
 from comlrl_core.config.run import PreferenceRun, RewardRun, RunConfig, iteration_key
 from comlrl_core.files import read_json
 from comlrl_core.preference.files import iteration_path
-from comlrl_core.store import latest
 from flows import pipeline
 from flows.artifacts import publish_summary, summary_markdown
 from flows.iteration import iterate
@@ -23,6 +22,7 @@ from flows.jobs import Plan, lengthened, open_place, plan
 from flows.parents import end_with_serve
 from flows.preflight import check
 from flows.project import Project
+from flows.prune import is_pruned
 from flows.registry import registered, repair
 from tasks.calling import call, orchestrated
 from tasks.evaluate import (
@@ -30,6 +30,7 @@ from tasks.evaluate import (
     collected_metrics,
     evaluate_iteration,
     evaluation_metrics,
+    measured_so_far,
     read_curve,
     summarize_run,
 )
@@ -119,12 +120,11 @@ def train(project: Project, config: RunConfig) -> dict[str, Any]:
 
 def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
     job = planned.job
-    curve: list[dict[str, float]] = []
     if not up_to_date(planned, "prepare"):
         with recorded(planned, "prepare"):
             call(prepare, job)
         log_datasets(job, tracker)
-        log_evaluation(job, tracker, curve, 0, call(evaluate_iteration, job, 0))
+        log_evaluation(job, tracker, 0, call(evaluate_iteration, job, 0))
     for iteration in range(1, job.config.num_iterations + 1):
         stage = stage_of(job, iteration)
         if up_to_date(planned, stage, iteration):
@@ -133,7 +133,7 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
             with recorded(planned, stage):
                 metrics = call(iterate, job, iteration)
             log_iteration(job, tracker, child, iteration)
-            log_evaluation(job, tracker, curve, iteration, metrics)
+            log_evaluation(job, tracker, iteration, metrics)
     summary: dict[str, Any]
     if up_to_date(planned, "evaluate"):
         summary = read_json(job.metrics)
@@ -172,7 +172,7 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     job = planned.job
     if planned.tracked:
         changed = pipeline.status(job.work_root, stage)
-        current = not changed or pipeline.restore(job.work_root, stage) or _is_pruned(job, changed, iteration)
+        current = not changed or pipeline.restore(job.work_root, stage) or is_pruned(job, changed, iteration)
     elif stage in ("evaluate", "report"):
         current = False
     else:
@@ -186,26 +186,6 @@ def up_to_date(planned: Plan, stage: str, iteration: int = 0) -> bool:
     if current:
         logger.info("%s is up to date", stage)
     return current
-
-
-def _is_pruned(job: Job, changed: list[str], iteration: int) -> bool:
-    """Whether nothing but files of old iterations is missing (`changed`: DVC's lines), and a later iteration is there.
-
-    An output that is in no cache either reads "not in cache", whether it is there or not.
-    """
-    newest = latest(job.store)
-    if newest is None or not 0 < iteration <= newest:
-        return False
-    own = [name for line in changed if (name := _named(line, "outs", "not in cache", "deleted"))]
-    gone = all(not (job.work_root / name).exists() for name in own)
-    rest = [line for line in changed if not _named(line, "outs", "not in cache", "deleted")]
-    return gone and (iteration < newest or not own) and all(_named(line, "deps", "deleted") for line in rest)
-
-
-def _named(line: str, kind: str, *states: str) -> str:
-    """The file of a line such as `changed outs: models/iteration_0001 (deleted)`; "" for lines of another kind."""
-    name, _, state = line.removeprefix(f"changed {kind}: ").rpartition(" (")
-    return name if line.startswith(f"changed {kind}: ") and state.rstrip(")") in states else ""
 
 
 @contextmanager
@@ -287,15 +267,15 @@ def training_metrics(row: dict[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def log_evaluation(
-    job: Job, tracker: Tracker, curve: list[dict[str, float]], iteration: int, metrics: dict[str, float]
-) -> None:
-    """An evaluation in the run's curve; says so when the team has fallen well below its best."""
+def log_evaluation(job: Job, tracker: Tracker, iteration: int, metrics: dict[str, float]) -> None:
+    """An evaluation in the run's curve; says so when the team has fallen well below its best so far.
+
+    The best so far may have been measured by another process: before a kill, or by the stage of its iteration.
+    """
     if not metrics:
         return
     tracker.log_metrics(metrics, job.store.manifest(iteration).environment_steps)
-    curve.append({"iteration": iteration, **metrics})
-    warning = collapse_warning(curve)
+    warning = collapse_warning([*measured_so_far(job, iteration - 1), {"iteration": iteration, **metrics}])
     if warning:
         logger.warning("iteration %d: %s", iteration, warning)
 

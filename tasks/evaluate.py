@@ -5,9 +5,11 @@ it.
 import csv
 import io
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -86,11 +88,38 @@ def policy_samples(job: Job, iteration: int, side: str) -> list[EvaluatedSample]
 
 def policy_turns(job: Job, iteration: int, side: str) -> list[list[EvaluatedSample]]:
     """Evaluated samples of an iteration's policies for each turn, from the file of an earlier call if there is one."""
-    key = digest_values(manifest_of(job, iteration).policy, side, _evaluation_identity(job))
-    path = job.evaluations / f"iteration_{iteration:04d}-{side}-{key[:16]}.jsonl"
+    path = _evaluated_path(job, iteration, side)
     if not path.is_file() and not job.store.has(iteration):
         raise Pruned(f"iteration {iteration} was pruned, and its answers to the held-out tasks are not kept")
     return _turns(job, path, side, lambda: _team(job, iteration))
+
+
+def _evaluated_path(job: Job, iteration: int, side: str) -> Path:
+    key = digest_values(manifest_of(job, iteration).policy, side, _evaluation_identity(job))
+    return job.evaluations / f"iteration_{iteration:04d}-{side}-{key[:16]}.jsonl"
+
+
+def measured_so_far(job: Job, iteration: int) -> list[dict[str, float]]:
+    """The mean reward, with its standard error, of each iteration up to `iteration` that was evaluated; runs no model.
+
+    What was measured otherwise (other settings, other tasks) does not count.
+    """
+    curve: list[dict[str, float]] = []
+    for number in range(iteration + 1):
+        try:
+            path = _evaluated_path(job, number, "team")
+        except DataError:  # pruned, or not there
+            continue
+        found = _measured(path, job.config.training.num_turns) if path.is_file() else {}
+        if math.isfinite(found.get("reward_mean", math.nan)):  # not where every reward was dropped
+            curve.append({"iteration": number, **{f"eval/{name}": value for name, value in found.items()}})
+    return curve
+
+
+@cache  # a file's name tells its content
+def _measured(path: Path, num_turns: int) -> dict[str, float]:
+    summary = summarize(over_turns(_read_turns(path, num_turns)))
+    return {name: summary[name] for name in ("reward_mean", "reward_se")}
 
 
 def over_turns(turns: Sequence[Sequence[EvaluatedSample]]) -> list[EvaluatedSample]:
@@ -146,18 +175,22 @@ def opponents_of(job: Job, iteration: int) -> dict[str, list[EvaluatedSample]]:
 
 
 def _turns(job: Job, path: Path, side: str, team: Callable[[], Team]) -> list[list[EvaluatedSample]]:
-    turns: list[list[EvaluatedSample]] = [[] for _ in range(job.config.training.num_turns)]
     if path.is_file():
-        for number, values in iter_jsonl(path):
-            where = f"{path}: line {number}"
-            turn = values.pop("turn", None)
-            if type(turn) is not int or not 0 <= turn < len(turns):
-                raise DataError(f"{where}: field 'turn': expected a number from 0 to {len(turns) - 1}, found {turn!r}")
-            turns[turn].append(sample_from_json(values, where))
-        return turns
+        return _read_turns(path, job.config.training.num_turns)
     turns = _evaluate(job, side, team())
     rows = ({"turn": turn, **sample_to_json(sample)} for turn, samples in enumerate(turns) for sample in samples)
     write_jsonl(path, rows)
+    return turns
+
+
+def _read_turns(path: Path, num_turns: int) -> list[list[EvaluatedSample]]:
+    turns: list[list[EvaluatedSample]] = [[] for _ in range(num_turns)]
+    for number, values in iter_jsonl(path):
+        where = f"{path}: line {number}"
+        turn = values.pop("turn", None)
+        if type(turn) is not int or not 0 <= turn < len(turns):
+            raise DataError(f"{where}: field 'turn': expected a number from 0 to {len(turns) - 1}, found {turn!r}")
+        turns[turn].append(sample_from_json(values, where))
     return turns
 
 

@@ -8,9 +8,8 @@ from typing import Any, Literal, Protocol
 
 from comlrl_core.engine.local import build_engines
 from comlrl_core.engine.protocol import Engine, OptimizerSettings, Schedule
-from comlrl_core.errors import DataError
-from comlrl_core.files import read_json, write_json, write_jsonl
-from comlrl_core.store import PROGRESS
+from comlrl_core.files import write_json, write_jsonl
+from comlrl_core.store import PROGRESS, read_progress
 from comlrl_core.team.generation import Sampling
 from comlrl_core.team.team import Team
 
@@ -107,10 +106,7 @@ def load_training_state(
             saved = folder / name
             if saved.is_dir():  # the initial state has no moments
                 engine.load_state(saved)
-    steps = read_json(folder / PROGRESS).get("environment_steps")
-    if not isinstance(steps, int):
-        raise DataError(f"{folder / PROGRESS}: environment_steps must be a whole number, not {steps!r}")
-    return steps
+    return read_progress(folder)
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:

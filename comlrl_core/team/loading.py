@@ -221,8 +221,20 @@ def _load_builtin(source: str, seed: int, options: dict[str, Any]) -> tuple[PreT
                 f"attn_implementation {options['attn_implementation']!r} cannot be used: {_first_line(error)}"
             ) from error
     if options.get("dtype", "auto") != "auto":
-        model.to(options["dtype"])
+        _cast(model, options["dtype"])
     return model, tokenizer
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Change the dtype of what is saved, as `from_pretrained` does.
+
+    A buffer that is not saved (the frequencies of rotary positions) stays in fp32: it is worked out anew at loading,
+    and `model.to` would round it, so that the model would score otherwise after it was saved and loaded.
+    """
+    saved = model.state_dict(keep_vars=True)
+    for tensor in {id(tensor): tensor for tensor in saved.values()}.values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def _load_tokenizer(source: str | PreTrainedTokenizerBase, shared: dict[str, Any]) -> PreTrainedTokenizerBase:

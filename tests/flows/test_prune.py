@@ -1,6 +1,7 @@
 """What may be pruned, what stays, and that a pruned project goes on."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,6 +175,17 @@ def test_a_pruned_project_has_nothing_to_do_and_goes_on(shell: Any, tmp_path: Pa
         output = shell.run(project, "comlrl", "run", "--plain")
         assert output.count("is up to date") == 7 and "WARNING" not in output and "pairs from" not in output
         assert iterations(project / "models") == iterations(project / "state") == [0, 3]
+
+    names = ("report.html", "plots/reward.svg", "replay/iteration_0001.json", "metrics.json")
+    lost = [project / name for name in names]
+    before = [path.read_bytes() for path in lost[1:]]
+    shutil.rmtree(project / "models" / "iteration_0003")  # the newest, and nobody pruned it
+    for path in lost:
+        path.unlink()
+    assert shell.repro(project, "comlrl", "repro") == ["evaluate", "report"]  # the rest is in DVC's cache
+    assert lost[0].is_file() and [path.read_bytes() for path in lost[1:]] == before
+    assert iterations(project / "models") == iterations(project / "state") == [0, 3]
+    assert shell.repro(project, "comlrl", "repro") == []
 
     shell.run(project, "comlrl", "iterations", "4")
     assert shell.repro(project, "comlrl", "repro") == ["iterate@0004", "evaluate", "report"]

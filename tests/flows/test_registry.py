@@ -11,19 +11,21 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import psutil
 import pytest
 from prefect.exceptions import ObjectNotFound
 
 from flows import registry
 from flows.project import Project
-from flows.registry import registered, repair
+from flows.registry import registered, repair, serving
 
 
 class Run(SimpleNamespace):
     """A flow or task run with a state that knows whether it is final."""
 
-    def __init__(self, state: str, parent: UUID | None = None, flow: UUID | None = None) -> None:
-        super().__init__(id=uuid4(), name=f"run-{state}", parent=parent, flow=flow)
+    def __init__(self, state: str, parent: UUID | None = None, flow: UUID | None = None, **more: Any) -> None:
+        more = {"deployment_id": None, "parameters": {}, **more}
+        super().__init__(id=uuid4(), name=f"run-{state}", parent=parent, flow=flow, **more)
         self.set(state)
 
     def set(self, name: str) -> None:
@@ -38,8 +40,8 @@ class API:
         self.task_runs: list[Run] = []
         self.error: Exception | None = None
 
-    def flow(self, state: str, parent: Run | None = None) -> Run:
-        self.flow_runs.append(Run(state, parent.id if parent else None))
+    def flow(self, state: str, parent: Run | None = None, **more: Any) -> Run:
+        self.flow_runs.append(Run(state, parent.id if parent else None, **more))
         return self.flow_runs[-1]
 
     def task(self, state: str, flow: Run) -> Run:
@@ -55,6 +57,9 @@ class API:
         raise ObjectNotFound(http_exc=Exception("404"))
 
     def read_flow_runs(self, flow_run_filter: Any) -> list[Run]:
+        if flow_run_filter.state is not None:
+            states = [state.value.capitalize() for state in flow_run_filter.state.type.any_]
+            return [run for run in self.flow_runs if run.state.name in states]
         wanted = flow_run_filter.parent_flow_run_id.any_
         return [run for run in self.flow_runs if run.parent in wanted]
 
@@ -119,8 +124,6 @@ def test_a_killed_worker_leaves_a_flow_running_for_ever(project: Project, api: A
 
 
 def test_the_runs_of_a_living_process_are_let_be(project: Project, api: API) -> None:
-    import psutil
-
     run = api.flow("Running")
     leave_behind(project, run, pid=os.getpid(), created=psutil.Process().create_time())
     assert repair(project) == 0
@@ -146,6 +149,52 @@ def test_a_run_that_the_api_does_not_know_is_forgotten(project: Project, api: AP
     leave_behind(project, str(uuid4()), run)
     repair(project)
     assert run.state.name == "Crashed" and entries(project) == []
+
+
+def served_runs(project: Project, api: API) -> dict[str, Run]:
+    """Flow runs as a killed `comlrl serve` may leave them, and others beside them."""
+    mine = {"deployment_id": uuid4(), "parameters": {"project": str(project.work_root)}}
+    other = {"deployment_id": uuid4(), "parameters": {"project": "/somewhere/else"}}
+    return {
+        "taken": api.flow("Pending", **mine),
+        "begun": api.flow("Running", **mine),
+        "waiting": api.flow("Scheduled", **mine),
+        "another project's": api.flow("Pending", **other),
+        "typed": api.flow("Running", parameters={"project": str(project.work_root)}),
+    }
+
+
+def test_a_run_that_was_killed_before_it_began_does_not_stay_pending(project: Project, api: API) -> None:
+    """Its server was killed between taking it and its first words: no entry names it."""
+    runs = served_runs(project, api)
+    leave_behind(project)
+    file = project.state_root / "pids.json"
+    file.write_text(json.dumps([{**entry, "serves": True} for entry in entries(project)]))
+    assert repair(project) == 2
+    states = {name: run.state.name for name, run in runs.items()}
+    assert states == {
+        "taken": "Crashed", "begun": "Crashed", "waiting": "Scheduled", "another project's": "Pending",
+        "typed": "Running",
+    }  # fmt: skip
+    assert entries(project) == []
+
+
+def test_the_next_server_looks_even_where_nothing_was_noted(project: Project, api: API) -> None:
+    runs = served_runs(project, api)
+    leave_behind(project, runs["begun"], pid=os.getpid(), created=psutil.Process().create_time())  # it goes on
+    assert repair(project) == 0
+    assert repair(project, before_serving=True) == 1
+    assert (runs["taken"].state.name, runs["begun"].state.name) == ("Crashed", "Running")
+
+
+def test_what_a_living_server_has_taken_is_let_be(project: Project, api: API) -> None:
+    runs = served_runs(project, api)
+    leave_behind(project)
+    with serving(project):
+        assert [entry.get("serves") for entry in entries(project)] == [None, True]
+        assert repair(project, before_serving=True) == 0
+    assert runs["taken"].state.name == "Pending"
+    assert entries(project) == []
 
 
 def test_an_api_that_fails_stops_nothing_and_is_asked_again(

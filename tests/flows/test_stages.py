@@ -6,7 +6,9 @@ import pytest
 
 from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError
+from comlrl_core.files import iter_jsonl, write_jsonl
 from flows import stages
+from flows.jobs import plan
 from flows.package_lock import write_lock
 from flows.project import Project
 from flows.stages import evaluate_policies, run_stage
@@ -35,6 +37,24 @@ def test_stage_by_stage_is_the_same_as_a_run(small_project: Project, settings_of
     run_stage(other, config, "evaluate", None)
     run_stage(other, config, "report", None)
     assert outputs(other.work_root) == whole
+
+
+def test_a_stage_says_that_the_reward_fell_below_what_an_earlier_stage_measured(
+    small_project: Project, settings_of: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under `dvc repro` each iteration is a process of its own."""
+    config = settings_of()
+    write_lock(small_project.work_root)
+    run_stage(small_project, config, "prepare", None)
+    run_stage(small_project, config, "iterate", "0001")
+    (measured,) = plan(small_project, config).job.evaluations.glob("iteration_0001-team-*.jsonl")
+    write_jsonl(measured, [{**row, "reward": 50.0} for _, row in iter_jsonl(measured)])
+    assert "reward fell" not in caplog.text
+    run_stage(small_project, config, "iterate", "0002")
+    run_stage(small_project, config, "evaluate", None)
+    run_stage(small_project, config, "report", None)
+    assert caplog.text.count("reward fell") == 1
+    assert "iteration 2: the evaluation reward fell to " in caplog.text and "from 50.000 (iteration 1)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pytest
 
 from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError, RewardError
-from comlrl_core.files import read_json
+from comlrl_core.files import iter_jsonl, read_json, write_jsonl
 from flows import iteration, training
 from flows.jobs import plan
 from flows.project import Project, ProjectBusy
 from flows.training import train, training_metrics, up_to_date
 from tasks import collect, update
-from tasks.tracking import NullTracker
+from tasks.job import Job
 
 Settings = Callable[..., RunConfig]
 
@@ -173,16 +173,23 @@ def test_edited_task_files_are_noticed_without_dvc(small_project: Project, setti
     assert not up_to_date(planned, "prepare")
 
 
-def test_a_fall_of_the_reward_is_said(
+def test_a_fall_of_the_reward_is_said_once_whoever_measured_the_best(
     trained: Project, settings_of: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = plan(trained, settings_of()).job
-    curve: list[dict[str, float]] = []
+    """Iteration 1 was evaluated by another process, as before a kill: with rewards of 50, and here of less."""
+    store = plan(trained, settings_of()).job.store
+    shutil.rmtree(store.policy(2))
+    as_good_as(plan(trained, settings_of()).job, 1, 50.0)
     with caplog.at_level(logging.WARNING, "comlrl_core"):
-        for number, reward in ((0, 0.9), (1, 0.2)):
-            metrics = {"eval/reward_mean": reward, "eval/reward_se": 0.01}
-            training.log_evaluation(job, NullTracker(), curve, number, metrics)
-    assert "iteration 1: the evaluation reward fell to 0.200 from 0.900" in caplog.text
+        train(trained, settings_of())
+    assert caplog.text.count("iteration 2: the evaluation reward fell to ") == caplog.text.count("reward fell") == 1
+    assert "from 50.000 (iteration 1)" in caplog.text
+
+
+def as_good_as(job: Job, iteration: int, reward: float) -> None:
+    """Change the kept evaluation of an iteration."""
+    (path,) = job.evaluations.glob(f"iteration_{iteration:04d}-team-*.jsonl")
+    write_jsonl(path, [{**row, "reward": reward} for _, row in iter_jsonl(path)])
 
 
 def test_the_metrics_of_an_update_have_names_to_compare_runs_by() -> None:
