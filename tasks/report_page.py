@@ -217,6 +217,13 @@ def _captions(facts: Facts) -> dict[str, str]:
         f"{smoothed}",
         "log_probs": "Log-probability of whole joint answers, summed over agents. Both may fall while the winners "
         f"gain on the losers. {smoothed}",
+        "reward_accuracy": "Share of pairs of tasks that are kept from the reward model in which it scores the winner "
+        f"higher, fitted anew in each iteration. Dashed: chance. Band: {level} intervals over pairs.",
+        "rank_correlation": "Spearman's correlation of the reward model's scores with the task reward, on fresh "
+        "answers of the team: 1 is the same order, 0 none. A fall after the update means that the team learned what "
+        "the model likes and the task does not.",
+        "divergence": "Mean divergence (KL, sampled) of each agent's answers from the team before any training, while "
+        "they were collected.",
         "lengths": "Mean length of each agent's answers to held-out tasks, the end-of-text token included.",
         "finished": "Share of each agent's held-out answers that were not cut off at the longest length.",
         "seconds": "Time that each stage took, attempts added up; iteration 0 makes and measures the initial team.",
