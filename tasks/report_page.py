@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.config.run import RunConfig
 from comlrl_core.preference.records import COMPARATOR, CURRENT, PairRecord
-from tasks.evaluate import collapse_warning
+from tasks.evaluate import fall
 from tasks.report_drawing import PALETTE, inline
 from tasks.report_pictures import FATES, MOST_BOXES, STAGES, Numbers, Picture, Row, interval, seconds_per_stage
 
@@ -81,7 +81,7 @@ def _view(facts: Facts) -> dict[str, Any]:
         "key": facts.key,
         "agents": config.training.num_agents,
         "verdict": _verdict(facts),
-        "warning": collapse_warning([_evaluated(row) for row in evaluation]),
+        "warning": fall([_evaluated(row) for row in evaluation]),
         "cards": _cards(facts),
         "comparator": _comparator(config),
         "confidence": f"{numbers.confidence:.0%}",
@@ -117,7 +117,7 @@ def _verdict(facts: Facts) -> str:
 
 
 def _evaluated(row: Row) -> Row:
-    """A row of `plots/evaluation.csv` under the metrics' own names, as far as `collapse_warning` reads them."""
+    """A row of `plots/evaluation.csv` under the metrics' own names, as far as `fall` reads them."""
     return {
         "iteration": row["iteration"],
         "eval/reward_mean": row["eval_reward_mean"],
