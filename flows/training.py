@@ -26,10 +26,10 @@ from flows.prune import is_pruned
 from flows.registry import registered, repair
 from tasks.calling import call, orchestrated
 from tasks.evaluate import (
-    collapse_warning,
     collected_metrics,
     evaluate_iteration,
     evaluation_metrics,
+    fall,
     measured_so_far,
     read_curve,
     summarize_run,
@@ -275,7 +275,7 @@ def log_evaluation(job: Job, tracker: Tracker, iteration: int, metrics: dict[str
     if not metrics:
         return
     tracker.log_metrics(metrics, job.store.manifest(iteration).environment_steps)
-    warning = collapse_warning([*measured_so_far(job, iteration - 1), {"iteration": iteration, **metrics}])
+    warning = fall([*measured_so_far(job, iteration - 1), {"iteration": iteration, **metrics}])
     if warning:
         logger.warning("iteration %d: %s", iteration, warning)
 

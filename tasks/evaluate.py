@@ -23,6 +23,7 @@ from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.digests import digest_values
 from comlrl_core.errors import DataError
 from comlrl_core.evaluation import EvaluatedSample, WinRate, evaluate, summarize, win_rate
+from comlrl_core.evaluation.collapse import Measured, collapse_warning
 from comlrl_core.evaluation.evaluate import sample_from_json, sample_to_json
 from comlrl_core.files import atomic_write_text, iter_jsonl, sha256_file, write_json, write_jsonl
 from comlrl_core.preference.files import read_meta
@@ -41,8 +42,6 @@ from tasks.steps import clear_before
 from tasks.update import update_metrics
 
 logger = logging.getLogger("comlrl_core.stages")
-
-COLLAPSE_STANDARD_ERRORS = 2.0
 
 
 @task(name="evaluate", task_run_name="evaluate-{iteration}", **OPTIONS)
@@ -327,20 +326,10 @@ def run_summary(curve: list[dict[str, Any]], updates: list[dict[str, Any]]) -> d
     return summary
 
 
-def collapse_warning(curve: list[dict[str, float]]) -> str | None:
-    """A sentence where the newest evaluation lies more than two standard errors under the best one so far."""
-    if len(curve) < 2:
-        return None
-    best = max(curve[:-1], key=lambda row: row["eval/reward_mean"])
-    last = curve[-1]
-    error = (best["eval/reward_se"] ** 2 + last["eval/reward_se"] ** 2) ** 0.5
-    if last["eval/reward_mean"] >= best["eval/reward_mean"] - COLLAPSE_STANDARD_ERRORS * error:
-        return None
-    return (
-        f"the evaluation reward fell to {last['eval/reward_mean']:.3f} from {best['eval/reward_mean']:.3f} (iteration "
-        f"{best['iteration']:.0f}). What holds a team near its best: a smaller training.agent_learning_rate; with "
-        "preferences a larger training.dpo_beta, a larger training.min_reward_gap, or training.reference: initial or "
-        "previous; with rewards training.reference_kl_enabled"
+def fall(curve: Sequence[dict[str, float]]) -> str | None:
+    """A sentence where the newest evaluation of a run is well below the best one so far."""
+    return collapse_warning(
+        [Measured(f"iteration {row['iteration']:.0f}", row["eval/reward_mean"], row["eval/reward_se"]) for row in curve]
     )
 
 

@@ -24,8 +24,8 @@ def keep_small_files(work_root: Path, iteration: int) -> None:
     """Copy what stays of an iteration that is about to be pruned."""
     store, target = Store.below(work_root), pruned_folder(work_root, iteration)
     target.mkdir(parents=True, exist_ok=True)
-    curves = store.training_state(iteration).glob("*.jsonl")
-    for path in (store.policy(iteration) / MANIFEST, *curves):
+    measures = [path for path in store.training_state(iteration).glob("*") if path.suffix in (".json", ".jsonl")]
+    for path in (store.policy(iteration) / MANIFEST, *measures):
         if path.is_file():
             shutil.copyfile(path, target / path.name)
 

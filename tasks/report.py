@@ -20,6 +20,7 @@ from comlrl_core.preference.records import PairRecord
 from tasks.calling import OPTIONS
 from tasks.evaluate import read_curve
 from tasks.job import Job
+from tasks.reward_model import reward_model_metrics
 from tasks.timing import read_timings
 from tasks.update import update_metrics
 
@@ -92,7 +93,7 @@ def collection_rows(job: Job) -> list[Row]:
         if not meta_path(job.store.replay, iteration).is_file():
             continue
         try:
-            found = collection_metrics(read_meta(job.store.replay, iteration))
+            found = collection_metrics(read_meta(job.store.replay, iteration)) | reward_model_metrics(job, iteration)
         except DataError as error:
             logger.warning("the report leaves out a collection: %s", error)
             continue

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.config.run import RunConfig
 from comlrl_core.preference.records import COMPARATOR, CURRENT, PairRecord
-from tasks.evaluate import collapse_warning
+from tasks.evaluate import fall
 from tasks.report_drawing import PALETTE, inline
 from tasks.report_pictures import FATES, MOST_BOXES, STAGES, Numbers, Picture, Row, interval, seconds_per_stage
 
@@ -81,7 +81,7 @@ def _view(facts: Facts) -> dict[str, Any]:
         "key": facts.key,
         "agents": config.training.num_agents,
         "verdict": _verdict(facts),
-        "warning": collapse_warning([_evaluated(row) for row in evaluation]),
+        "warning": fall([_evaluated(row) for row in evaluation]),
         "cards": _cards(facts),
         "comparator": _comparator(config),
         "confidence": f"{numbers.confidence:.0%}",
@@ -117,7 +117,7 @@ def _verdict(facts: Facts) -> str:
 
 
 def _evaluated(row: Row) -> Row:
-    """A row of `plots/evaluation.csv` under the metrics' own names, as far as `collapse_warning` reads them."""
+    """A row of `plots/evaluation.csv` under the metrics' own names, as far as `fall` reads them."""
     return {
         "iteration": row["iteration"],
         "eval/reward_mean": row["eval_reward_mean"],
@@ -217,6 +217,13 @@ def _captions(facts: Facts) -> dict[str, str]:
         f"{smoothed}",
         "log_probs": "Log-probability of whole joint answers, summed over agents. Both may fall while the winners "
         f"gain on the losers. {smoothed}",
+        "reward_accuracy": "Share of pairs of tasks that are kept from the reward model in which it scores the winner "
+        f"higher, fitted anew in each iteration. Dashed: chance. Band: {level} intervals over pairs.",
+        "rank_correlation": "Spearman's correlation of the reward model's scores with the task reward, on fresh "
+        "answers of the team: 1 is the same order, 0 none. A fall after the update means that the team learned what "
+        "the model likes and the task does not.",
+        "divergence": "Mean divergence (KL, sampled) of each agent's answers from the team before any training, while "
+        "they were collected.",
         "lengths": "Mean length of each agent's answers to held-out tasks, the end-of-text token included.",
         "finished": "Share of each agent's held-out answers that were not cut off at the longest length.",
         "seconds": "Time that each stage took, attempts added up; iteration 0 makes and measures the initial team.",

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from comlrl_core.evaluation.statistics import wilson_interval
 from tasks.report_drawing import (
     LIGHT,
     LINES,
@@ -197,12 +198,51 @@ def log_probs(numbers: Numbers) -> Figure | None:
     )
 
 
+def reward_accuracy(numbers: Numbers) -> Figure | None:
+    rows = [row for row in numbers.collection if "reward_model_heldout_accuracy" in row]
+    if not rows:
+        return None
+    figure, axes = new_axes("iteration", "held-out pairs in the right order")
+    values = [row["reward_model_heldout_accuracy"] for row in rows]
+    bounds = [
+        wilson_interval(value, int(row.get("reward_model_heldout_pairs", 1)), numbers.confidence)
+        for value, row in zip(values, rows, strict=True)
+    ]
+    banded(axes, _iterations(rows), values, bounds, "blue", "o", "accuracy")
+    axes.axhline(0.5, color=LIGHT["grey"], linewidth=1, linestyle="--")
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    _whole_numbers(axes, numbers.collection)
+    return figure
+
+
+def rank_correlation(numbers: Numbers) -> Figure | None:
+    figure, axes = new_axes("iteration", "rank correlation")
+    drawn = False
+    moments = (
+        ("reward_model_rank_correlation", "before the update", "blue"),
+        ("reward_model_after_rank_correlation", "after it", "orange"),
+    )
+    for place, (name, label, role) in enumerate(moments):
+        drawn |= _curve(axes, numbers.collection, name, role, place, label)
+    if not drawn:
+        return None
+    axes.axhline(0, color=LIGHT["grey"], linewidth=1, linestyle="--")
+    axes.set_ylim(-1.04, 1.04)
+    _whole_numbers(axes, numbers.collection)
+    return with_legend(figure, axes)
+
+
+def divergence(numbers: Numbers) -> Figure | None:
+    return _per_agent(numbers.collection, r"kl_agent_(\d+)", "nats per answer")
+
+
 def lengths(numbers: Numbers) -> Figure | None:
-    return _per_agent(numbers, "tokens", "tokens per answer")
+    return _per_agent(numbers.evaluation, r"eval_agent_(\d+)_tokens", "tokens per answer")
 
 
 def finished(numbers: Numbers) -> Figure | None:
-    figure = _per_agent(numbers, "finished", "answers that end by themselves")
+    figure = _per_agent(numbers.evaluation, r"eval_agent_(\d+)_finished", "answers that end by themselves")
     if figure is not None:
         figure.axes[0].set_ylim(-0.02, 1.02)
         figure.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -244,6 +284,9 @@ CHARTS: dict[str, tuple[str, Chart]] = {
     "accuracy": ("Pairs that the team orders rightly", accuracy),
     "margin": ("Margin between winner and loser", margin),
     "log_probs": ("How likely winners and losers are", log_probs),
+    "reward_accuracy": ("Pairs that the reward model orders rightly", reward_accuracy),
+    "rank_correlation": ("Agreement of reward model and task reward", rank_correlation),
+    "divergence": ("Distance from the reference", divergence),
     "lengths": ("Length of answers", lengths),
     "finished": ("Finished answers", finished),
     "seconds": ("Seconds per stage", seconds),
@@ -339,25 +382,33 @@ def _training(numbers: Numbers, y_label: str, curves: Sequence[tuple[str, str, s
     return with_legend(figure, axes)
 
 
-def _per_agent(numbers: Numbers, what: str, y_label: str) -> Figure | None:
+def _per_agent(rows: Sequence[Row], pattern: str, y_label: str) -> Figure | None:
+    """A curve for every agent over the iterations; the pattern's group is the agent's number, from 1."""
     names = [
         (int(match.group(1)), name)
-        for name in dict.fromkeys(name for row in numbers.evaluation for name in row)
-        if (match := re.fullmatch(rf"eval_agent_(\d+)_{what}", name))
+        for name in dict.fromkeys(name for row in rows for name in row)
+        if (match := re.fullmatch(pattern, name))
     ]
     if not names:
         return None
     figure, axes = new_axes("iteration", y_label)
     for agent, name in names:
-        rows = [row for row in numbers.evaluation if name in row]
-        place = (agent - 1) % len(SERIES)
+        label = f"agent {agent}" if len(names) <= MOST_NAMED_AGENTS else None
+        _curve(axes, rows, name, SERIES[(agent - 1) % len(SERIES)], agent - 1, label)
+    _whole_numbers(axes, rows)
+    return with_legend(figure, axes, columns=4)
+
+
+def _curve(axes: Axes, rows: Sequence[Row], name: str, role: str, place: int, label: str | None) -> bool:
+    """One value per iteration that has it, in the marker and dashes of its place; whether there is any."""
+    rows = [row for row in rows if name in row]
+    if rows:
         axes.plot(
             _iterations(rows),
             [row[name] for row in rows],
-            color=LIGHT[SERIES[place]],
-            marker=MARKERS[place] if len(rows) <= MOST_MARKED else None,
-            linestyle=LINES[(agent - 1) % len(LINES)],
-            label=f"agent {agent}" if len(names) <= MOST_NAMED_AGENTS else None,
+            color=LIGHT[role],
+            marker=MARKERS[place % len(MARKERS)] if len(rows) <= MOST_MARKED else None,
+            linestyle=LINES[place % len(LINES)],
+            label=label,
         )
-    _whole_numbers(axes, numbers.evaluation)
-    return with_legend(figure, axes, columns=4)
+    return bool(rows)

@@ -2,12 +2,14 @@
 
 import logging
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from prefect import task
 
 from comlrl_core.algorithms import marlhf
-from comlrl_core.algorithms.shared import Learned
+from comlrl_core.algorithms.rollout_loop import Hooks
+from comlrl_core.algorithms.shared import Learned, Metrics
 from comlrl_core.files import read_json, write_json
 from comlrl_core.preference.reward_model import JointRewardModel, save_reward_model
 from comlrl_core.preference.reward_model.files import FOLDER
@@ -16,12 +18,14 @@ from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.loading import Live, model_source, policy, settle, train_tasks
 from tasks.oracle import oracle
+from tasks.pruned import curve_path
 from tasks.records import read_records
 from tasks.steps import Steps, steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
 
 METRICS = "reward_model.json"
+DIVERGENCE = "kl/"
 
 
 @task(name="fit", **OPTIONS)
@@ -71,6 +75,12 @@ def learn_from_reward_model(job: Job, iteration: int, steps: Steps, left: Live) 
     tasks, truth = train_tasks(job), oracle(job)
     chosen = marlhf.probe_tasks(config, tasks)
     before = marlhf.probe(left.team, model, truth, chosen, config, iteration=iteration) if chosen else []
+    divergences: dict[str, list[float]] = {}
+
+    def on_rollout(found: Metrics, environment_steps: int) -> None:
+        for name in [name for name in found if name.startswith(DIVERGENCE)]:
+            divergences.setdefault(name, []).append(found[name])
+
     learned = marlhf.update_policies(
         left.team,
         left.engines,
@@ -81,7 +91,9 @@ def learn_from_reward_model(job: Job, iteration: int, steps: Steps, left: Live) 
         learned=Learned([], left.environment_steps),
         critics=left.critics,
         reference=policy(job, 0, config.reference_devices) if marlhf.needs_reference(config) else None,
+        hooks=Hooks(on_rollout=on_rollout),
     )
+    metrics |= {name: fmean(values) for name, values in divergences.items()}
     if chosen:
         after = marlhf.probe(left.team, model, truth, chosen, config, iteration=iteration)
         probes = marlhf.compare_probes(before, after)
@@ -106,6 +118,9 @@ def pair_oracle(job: Job, iteration: int) -> Oracle:
 
 
 def reward_model_metrics(job: Job, iteration: int) -> dict[str, float]:
-    """The measures of a published iteration's reward model (none for other algorithms)."""
-    path = job.store.training_state(iteration) / METRICS
+    """The measures of a published iteration's reward model, and the divergences of its rollouts from a reference.
+
+    None for other algorithms.
+    """
+    path = curve_path(job, iteration, METRICS)
     return {name: float(v) for name, v in read_json(path).items() if v is not None} if path.is_file() else {}

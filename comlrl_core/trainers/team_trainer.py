@@ -1,5 +1,8 @@
 """What all trainers share: team, oracle, tasks, evaluation, checkpoints."""
 
+import logging
+import math
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +23,7 @@ from comlrl_core.digests import digest_values
 from comlrl_core.environments.tasks import load_tasks
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.evaluation import EvaluatedSample, summarize
+from comlrl_core.evaluation.collapse import Measured, collapse_warning
 from comlrl_core.notices import say_once
 from comlrl_core.rewards.loading import identify_reward
 from comlrl_core.store import MANIFEST, Manifest, initial_manifest
@@ -37,6 +41,8 @@ from comlrl_core.trainers.arguments import (
     set_agents,
 )
 from comlrl_core.trainers.checkpoints import STATE, differences, save_checkpoint
+
+logger = logging.getLogger(__name__)
 
 MetricsCallback = Callable[[dict[str, float], int], None]
 # Settings that change no weight: where files go, how often something is reported.
@@ -104,6 +110,7 @@ class TeamTrainer:
         self.engines = make_engines(self.team, self.args)
         self.critics = self.make_critics(None)
         self.environment_steps = 0
+        self._evaluated: list[Measured] = []
         rendered = [self.team.prompts(task) for task in self.train_tasks or ()]
         self._data_identity = {
             "reward_func": self.oracle.label,
@@ -204,9 +211,23 @@ class TeamTrainer:
         return self.train_tasks
 
     def report(self, metrics: dict[str, float], step: int) -> None:
-        """Hand metrics to `metrics_callback`; `step` counts environment steps."""
+        """Hand metrics to `metrics_callback`; `step` counts environment steps. A fall of the reward is said."""
+        if "eval/turn_1/expected_return" in metrics:
+            self._say_fall(metrics, step)
         if metrics and self.metrics_callback is not None:
             self.metrics_callback(metrics, step)
+
+    def _say_fall(self, metrics: dict[str, float], step: int) -> None:
+        """Warn where an evaluation is well below the best so far; once, however long the team stays there."""
+        errors = [value for name, value in metrics.items() if re.fullmatch(r"eval/turn_\d+/reward_se", name)]
+        measured = Measured(f"environment step {step}", metrics["eval/turn_1/expected_return"], math.hypot(*errors))
+        if not math.isfinite(measured.reward):
+            return
+        fallen_before = collapse_warning(self._evaluated) is not None
+        self._evaluated.append(measured)
+        warning = collapse_warning(self._evaluated)
+        if warning is not None and not fallen_before:
+            logger.warning("environment step %d: %s", step, warning)
 
     def checked_manifest(self, checkpoint: Path) -> Manifest:
         """The manifest of a checkpoint that was made with this trainer's settings, tasks and reward function."""

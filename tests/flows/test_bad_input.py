@@ -241,6 +241,34 @@ def test_a_bad_setting_is_refused(
     refused(comlrl, small_project, ["run", *(part for one in overrides for part in ("--set", one))], named)
 
 
+REWARD_SETTINGS: list[tuple[str, list[str], list[str]]] = [
+    ("magrpo", [T + "num_generations=1"], [T + "num_generations", "2"]),
+    ("magrpo", [T + "num_turns=2"], ["tasks.transition", "num_turns"]),
+    ("magrpo", ["tasks.transition=my_tasks.py:next", T + "num_turns=2"], ["tasks.transition", "my_tasks.py"]),
+    ("magrpo", [T + "reference_kl_enabled=true", T + "reference_devices=cuda:7"], [T + "reference_devices", "cuda:7"]),
+    ("magrpo", [T + "reference_kl_coef=.nan"], [T + "reference_kl_coef", "finite"]),
+    ("magrpo", [T + "joint_mode=crossed"], [T + "joint_mode", "aligned"]),
+    ("magrpo", [T + "on_bad_reward=ignore"], [T + "on_bad_reward", "drop"]),
+    ("marlhf", [T + "num_generations=1"], ["num_generations must be 2 or more"]),
+    ("marlhf", [T + "rl_algorithm=ppo"], [T + "rl_algorithm", "magrpo"]),
+    ("marlhf", [T + "reward_model_name=builtin:huge"], [T + "reward_model_name", "builtin:huge", "builtin:tiny"]),
+    ("marlhf", [T + "reward_model_name=./none"], [T + "reward_model_name", "./none"]),
+    ("marlhf", [T + "reward_model_name=builtin:tiny", T + "reward_max_length=5000"], ["reward_max_length", "5000"]),
+    ("marlhf", [T + "reward_model_init=best"], [T + "reward_model_init", "previous"]),
+    ("marlhf", [T + "reward_eval_fraction=1.5"], [T + "reward_eval_fraction"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "overrides", "named"), REWARD_SETTINGS, ids=lambda value: str(value)[:60])
+def test_a_bad_setting_of_rewards_is_refused(
+    comlrl: Command, small_project: Project, kind: str, overrides: list[str], named: list[str]
+) -> None:
+    settings = small_project.work_root / f"params.{kind}.yaml"
+    shutil.copy(Path(__file__).parents[2] / settings.name, settings)
+    options = [part for one in overrides for part in ("--set", one)]
+    refused(comlrl, small_project, ["run", "--params", str(settings), *options], named)
+
+
 @pytest.mark.parametrize("door", [["run", "--plain"], ["stage", "prepare"], ["repro"]])
 @pytest.mark.parametrize(
     ("before", "after", "named"),

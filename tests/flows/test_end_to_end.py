@@ -519,8 +519,9 @@ def changed_settings(deployment: dict[str, Any], section: str, **changes: Any) -
 
 
 def test_a_run_from_the_form_has_the_settings_that_were_sent(
-    served: tuple[Path, httpx.Client, dict[str, Any]],
+    served: tuple[Path, httpx.Client, dict[str, Any]], plain: Path, tmp_path: Path
 ) -> None:
+    """And writes the bytes that `comlrl run --plain` writes with them."""
     project, client, deployment = served
     before = outputs(project)
     settings = changed_settings(deployment, "training", dpo_beta=0.2)
@@ -529,6 +530,9 @@ def test_a_run_from_the_form_has_the_settings_that_were_sent(
     (folder,) = (project / "runs").iterdir()
     config = read_params(folder / "params.yaml").run_config()
     assert config.values() == settings
+    other = copied(plain, tmp_path)
+    here(other, "run", "--plain", "--set", "training.dpo_beta=0.2")
+    assert results(folder) == results(other / "runs" / folder.name)
     assert len(results(folder)) == len(results(project))
     assert outputs(project) == before
     children = client.post(

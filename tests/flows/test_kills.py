@@ -157,14 +157,33 @@ def state(client: httpx.Client, run: str) -> str:
     return str(client.get(f"/flow_runs/{run}").json()["state"]["type"])
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_server_killed_before_its_run_has_begun(shell: Any, fresh: Path, tmp_path: Path) -> None:
+    """The run was taken and is Pending: no process of its own had noted it. The next server sets it to Crashed."""
+    project, port = copied(fresh, tmp_path), free_port()
+    with served(shell, project, port) as (process, client, deployment):
+        lost = submit(client, deployment)
+        shell.wait(lambda: state(client, lost) == "PENDING", 60, project)
+        kill(process)
+        assert shell.left(project, 60.0) == []
+    assert prefect_states(project, "flow_run")[0][1] == "PENDING"
+    (project.parent / "log.txt").unlink()
+    with served(shell, project, port) as (_, client, deployment):
+        assert state(client, lost) == "CRASHED"
+        again = submit(client, deployment)
+        shell.wait(lambda: state(client, again) == "RUNNING", 120, project)  # the place is free
+
+
 def test_a_killed_server_leaves_its_run_holding_the_only_place(
     shell: Any, fresh: Path, unbroken: dict[str, bytes], tmp_path: Path
 ) -> None:
     """The run ends by itself; the next `comlrl serve` sets it to Crashed, so that the deployment's place is free."""
-    project = copied(fresh, tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    project, port = copied(fresh, tmp_path), free_port()
     with served(shell, project, port) as (process, client, deployment):
         lost = submit(client, deployment)
         shell.wait(lambda: shell.finished(project, "score", 1), 180, project)

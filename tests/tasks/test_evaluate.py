@@ -9,8 +9,8 @@ import pytest
 from comlrl_core.files import read_json
 from tasks import evaluate as module
 from tasks.evaluate import (
-    collapse_warning,
     evaluate_iteration,
+    fall,
     opponents_of,
     read_curve,
     run_summary,
@@ -148,19 +148,10 @@ def test_a_run_that_never_updated_has_a_summary_without_training() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-@pytest.mark.parametrize(("last", "warned"), [(0.75, False), (0.8, False), (0.7, True)])
-def test_a_fall_beyond_two_standard_errors_is_said(last: float, warned: bool) -> None:
-    """sqrt(0.03^2 + 0.04^2) = 0.05: from 0.85 the line is at 0.75."""
-    curve = [
-        {"iteration": 0, "eval/reward_mean": 0.4, "eval/reward_se": 0.03},
-        {"iteration": 1, "eval/reward_mean": 0.85, "eval/reward_se": 0.03},
-        {"iteration": 2, "eval/reward_mean": last + 1e-9, "eval/reward_se": 0.04},
-    ]
-    warning = collapse_warning(curve)
-    assert (warning is not None) == warned
-    if warning:
-        assert "0.850 (iteration 1)" in warning and "dpo_beta" in warning
-    assert collapse_warning(curve[:1]) is None
+def test_a_fall_names_the_best_iteration() -> None:
+    curve = [{"iteration": i, "eval/reward_mean": r, "eval/reward_se": 0.01} for i, r in enumerate((0.4, 0.85, 0.5))]
+    assert "to 0.500 from 0.850 (iteration 1)" in (fall(curve) or "")
+    assert fall(curve[:2]) is None
 
 
 def test_curves_with_gaps_come_back(tmp_path: Path) -> None:

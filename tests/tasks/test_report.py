@@ -10,19 +10,22 @@ import pytest
 
 from comlrl_core.algorithms.preference_learning import UPDATES
 from comlrl_core.config.run import RunConfig
-from comlrl_core.files import write_jsonl
+from comlrl_core.files import write_json, write_jsonl
 from comlrl_core.preference.files import meta_path, write_iteration
 from comlrl_core.preference.records import PairRecord
 from tasks.evaluate import write_curve
 from tasks.job import Job
+from tasks.pruned import keep_small_files
 from tasks.report import picture_paths, report, report_path, sample_pairs
 from tasks.report_drawing import LIGHT
 from tasks.report_page import visible
 from tasks.report_pictures import CHARTS, interval
+from tasks.reward_model import METRICS
 from tasks.timing import timed
 
 MakeJob = Callable[..., Job]
 HOSTILE = "<script>alert(1)</script>\x00 \u202e ]]> {{ 7 * 7 }} &amp; \"'"
+SHOWN = len(CHARTS) - 3  # a page leaves out what only reward models and references have
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -142,7 +145,7 @@ def read_page(job: Job) -> Page:
 
 def test_a_whole_run(reported: Job) -> None:
     page = read_page(reported)
-    assert page.count("svg") == len(CHARTS)
+    assert page.count("svg") == SHOWN
     assert "After 2 iterations the team earns 0.600 on held-out tasks; it began at 0.400." in page.text
     assert "better than the initial team, beyond what chance explains" in page.text
     assert "0.580 to 0.620, iteration 2" in page.text  # 0.6 -+ 1.96 x 0.01
@@ -206,7 +209,7 @@ def test_without_held_out_tasks(make_job: MakeJob) -> None:
     finish(job, evaluated=False)
     page = page_of(job)
     assert "There are no held-out tasks, so this page shows how training went" in page.text
-    assert page.count("svg") == len(CHARTS) - 4
+    assert page.count("svg") == SHOWN - 4
     assert all(path.is_file() for path in picture_paths(job)) and len(picture_paths(job)) == len(CHARTS)
 
 
@@ -215,7 +218,34 @@ def test_without_any_pair(make_job: MakeJob) -> None:
     finish(job, [])
     page = page_of(job)
     assert "There are no pairs yet." in page.text and page.count("article") == 0
-    assert page.count("svg") == len(CHARTS) - 4  # loss, accuracy, margin, log_probs
+    assert page.count("svg") == SHOWN - 4  # loss, accuracy, margin, log_probs
+
+
+def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: MakeJob) -> None:
+    """Held-out accuracy, rank correlation and KL per agent; also of an iteration whose files are gone."""
+    job = make_job(algorithm="marlhf_iter", training={"num_agents": 2}, num_iterations=3)
+    finish(job)
+    for iteration in (1, 2, 3):
+        measures = {
+            "reward_model/heldout_accuracy": 0.6 + 0.1 * iteration, "reward_model/heldout_pairs": 12.0,
+            "reward_model/rank_correlation": 0.2 * iteration, "reward_model/after/rank_correlation": 0.1 * iteration,
+            "kl/agent_1": 0.5 * iteration, "kl/agent_2": 0.25,
+        }  # fmt: skip
+        write_json(job.store.training_state(iteration) / METRICS, measures)
+    page = page_of(job)
+    assert page.count("svg") == SHOWN + 3
+    assert "The reward model" in page.text and "Distance from the reference" in page.text
+    drawn = {path.stem: path.read_text() for path in picture_paths(job)}
+    assert "held-out pairs in the right order" in drawn["reward_accuracy"]
+    assert ">before the update<" in drawn["rank_correlation"] and ">after it<" in drawn["rank_correlation"]
+    assert ">agent 1<" in drawn["divergence"] and ">agent 2<" in drawn["divergence"]
+
+    keep_small_files(job.work_root, 1)
+    shutil.rmtree(job.store.training_state(1))
+    page_of(job)
+    assert {path.stem: path.read_text() for path in picture_paths(job)} == drawn
+    write_json(job.store.training_state(2) / METRICS, {"reward_model/train_pairs": 0.0})  # nothing could be fitted
+    assert page_of(job).count("svg") == SHOWN + 3
 
 
 def test_one_iteration_of_the_offline_algorithm(make_job: MakeJob) -> None:
@@ -240,11 +270,11 @@ def test_what_was_pruned_is_read_from_the_plots(make_job: MakeJob) -> None:
     page_of(job)
     pictures = {path.name: path.read_bytes() for path in picture_paths(job)}
     shutil.rmtree(job.store.state)
-    assert page_of(job).count("svg") == len(CHARTS)
+    assert page_of(job).count("svg") == SHOWN
     assert pictures == {path.name: path.read_bytes() for path in picture_paths(job)}
     shutil.rmtree(job.store.replay)
     page = page_of(job)
-    assert page.count("svg") == len(CHARTS) - 2  # distributions and pairs
+    assert page.count("svg") == SHOWN - 2  # distributions and pairs
     assert "There are no pairs yet." in page.text
 
 
@@ -268,7 +298,7 @@ def test_files_of_before_the_comparator_was_measured(make_job: MakeJob) -> None:
     rows = [evaluation_row(i, 0.5) for i in range(3)]
     rows = [{name: value for name, value in row.items() if "comparator/" not in name} for row in rows]
     write_curve(job.plots / "evaluation.csv", rows)
-    assert page_of(job).count("svg") == len(CHARTS)
+    assert page_of(job).count("svg") == SHOWN
 
 
 def test_many_iterations_and_many_agents(make_job: MakeJob) -> None:
@@ -278,7 +308,7 @@ def test_many_iterations_and_many_agents(make_job: MakeJob) -> None:
     write_curve(job.plots / "evaluation.csv", rows)
     write_jsonl(job.store.training_state(42) / UPDATES, [update_row(42, step) for step in range(2000)])
     page = page_of(job)
-    assert page.count("svg") == len(CHARTS)
+    assert page.count("svg") == SHOWN
     assert "band: the middle half" in page.text
     assert report_path(job).stat().st_size < 1_000_000
 

@@ -1,11 +1,13 @@
 """One pass over the tasks with an algorithm that learns from rewards, as a step of the pipeline."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from comlrl_core.environments.length_ratio import transition as length_transition
+from comlrl_core.errors import DataError
 from comlrl_core.trainers.reinforce import MAGRPOTrainer
 from tasks import rollout as rollout_module
 from tasks.evaluate import evaluation_metrics, over_turns, policy_turns
@@ -94,6 +96,18 @@ def test_more_passes_leave_the_earlier_ones_valid_unless_the_schedule_spans_them
     assert inputs_digest(job, 1) == inputs_digest(job_in(tmp_path, iterations=5), 1)
     linear = inputs_digest(job_in(tmp_path, iterations=2, lr_schedule="linear"), 1)
     assert linear != inputs_digest(job_in(tmp_path, iterations=5, lr_schedule="linear"), 1)
+
+
+def test_a_reference_that_is_missing_is_named_before_anything_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path, reference_kl_enabled=True)
+    prepare.fn(job)
+    run(job, 1)
+    shutil.rmtree(job.store.policy(0))
+    monkeypatch.setattr("comlrl_core.rollout.tree._answer", lambda *_: pytest.fail("something was sampled"))
+    with pytest.raises(DataError, match="iteration_0000"):
+        rollout.fn(job, 2)
 
 
 def test_two_turns_are_evaluated_turn_by_turn_and_their_mean_is_the_reward(tmp_path: Path) -> None:

@@ -174,3 +174,17 @@ def test_the_users_settings_stay_as_they_are(make_iterative, settings) -> None:
         agents=[TINY] * 3, reward_func=lambda a, b, c: [0.0] * len(a), args=args, train_dataset=[{"prompt": "x"}]
     )
     assert args == before and args.model_fields_set == before.model_fields_set
+
+
+def test_a_fall_of_the_reward_is_said_once(make_iterative, caplog: pytest.LogCaptureFixture) -> None:
+    """From 0.9 +- 0.03 the line of an evaluation +- 0.04 is at 0.8; what stays below it is not said again."""
+    trainer = make_iterative()
+    reported = []
+    trainer.metrics_callback = lambda metrics, step: reported.append(step)
+    for step, reward in enumerate((0.4, 0.9, 0.81, 0.5, 0.3, 0.85, 0.6)):
+        error = 0.03 if reward == 0.9 else 0.04
+        trainer.report({"eval/turn_1/expected_return": reward, "eval/turn_1/reward_se": error}, step)
+    assert reported == list(range(7))
+    said = [record.getMessage() for record in caplog.records if "reward fell" in record.getMessage()]
+    assert [text.split(":")[0] for text in said] == ["environment step 3", "environment step 6"]
+    assert "to 0.500 from 0.900 (environment step 1)" in said[0]
