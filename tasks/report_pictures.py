@@ -237,6 +237,24 @@ def divergence(numbers: Numbers) -> Figure | None:
     return _per_agent(numbers.collection, r"kl_agent_(\d+)", "nats per answer")
 
 
+def value_loss(numbers: Numbers) -> Figure | None:
+    return _training(numbers, "squared error", [("value_loss", "critics", "blue")])
+
+
+def explained_variance(numbers: Numbers) -> Figure | None:
+    figure, axes = new_axes("iteration", "explained variance")
+    if not _curve(axes, numbers.collection, "critic_explained_variance", "blue", 0, None):
+        return None
+    axes.axhline(0, color=LIGHT["grey"], linewidth=1, linestyle="--")
+    axes.set_ylim(top=1.04)
+    _whole_numbers(axes, numbers.collection)
+    return figure
+
+
+def entropy(numbers: Numbers) -> Figure | None:
+    return _training(numbers, "nats per token", [("entropy", "all agents", "blue")])
+
+
 def lengths(numbers: Numbers) -> Figure | None:
     return _per_agent(numbers.evaluation, r"eval_agent_(\d+)_tokens", "tokens per answer")
 
@@ -287,6 +305,9 @@ CHARTS: dict[str, tuple[str, Chart]] = {
     "reward_accuracy": ("Pairs that the reward model orders rightly", reward_accuracy),
     "rank_correlation": ("Agreement of reward model and task reward", rank_correlation),
     "divergence": ("Distance from the reference", divergence),
+    "value_loss": ("Error of the critics", value_loss),
+    "explained_variance": ("What the critics foresee", explained_variance),
+    "entropy": ("How undecided the agents are", entropy),
     "lengths": ("Length of answers", lengths),
     "finished": ("Finished answers", finished),
     "seconds": ("Seconds per stage", seconds),

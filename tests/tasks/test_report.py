@@ -25,7 +25,7 @@ from tasks.timing import timed
 
 MakeJob = Callable[..., Job]
 HOSTILE = "<script>alert(1)</script>\x00 \u202e ]]> {{ 7 * 7 }} &amp; \"'"
-SHOWN = len(CHARTS) - 3  # a page leaves out what only reward models and references have
+SHOWN = len(CHARTS) - 6  # a page leaves out what only reward models, references, critics and rollouts have
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -219,6 +219,20 @@ def test_without_any_pair(make_job: MakeJob) -> None:
     page = page_of(job)
     assert "There are no pairs yet." in page.text and page.count("article") == 0
     assert page.count("svg") == SHOWN - 4  # loss, accuracy, margin, log_probs
+
+
+def test_critics_have_pictures_of_their_own(make_job: MakeJob) -> None:
+    rows = [{"iteration": float(i), "critic_explained_variance": 0.2 * i, "environment_steps": 8.0 * i} for i in (1, 2)]
+    updates = [{**row, "step": row["iteration"], "loss": 1.0, "value_loss": 0.5, "entropy": 2.0} for row in rows]
+    config = RunConfig(algorithm="maac", num_iterations=2, training={"num_turns": 1})
+    job = make_job().model_copy(update={"config": config})
+    write_curve(job.plots / "collection.csv", rows)
+    write_curve(job.plots / "training.csv", updates)
+    page = page_of(job)
+    assert "The critics" in page.text and "How undecided the agents are" in page.text
+    drawn = {path.stem: path.read_text() for path in picture_paths(job)}
+    assert ">explained variance<" in drawn["explained_variance"]
+    assert ">squared error<" in drawn["value_loss"] and ">nats per token<" in drawn["entropy"]
 
 
 def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: MakeJob) -> None:
