@@ -29,7 +29,7 @@ from comlrl_core.algorithms.probing import (
 )
 from comlrl_core.algorithms.reinforce import Hooks, ReinforceSettings, reinforce
 from comlrl_core.algorithms.shared import Learned, Metrics, sampling
-from comlrl_core.engine.local import LocalEngine
+from comlrl_core.engine.build import build_engine
 from comlrl_core.engine.protocol import Engine, OptimizerSettings
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.preference.records import PairRecord
@@ -175,7 +175,7 @@ def fit_reward_model(
     )
 
     def engine(trained: JointRewardModel) -> Engine:
-        return LocalEngine(trained, settings)
+        return build_engine(trained, settings, config.engine)
 
     def order(epoch: int, count: int) -> list[int]:
         return [int(i) for i in generator(config.seed, iteration, "reward model", "order", epoch).permutation(count)]

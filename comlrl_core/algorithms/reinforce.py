@@ -17,7 +17,9 @@ from torch import nn
 
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig
 from comlrl_core.algorithms.shared import NONFINITE_LIMIT, Learned, Metrics, sampling
+from comlrl_core.engine.processes import even_share, total
 from comlrl_core.engine.protocol import Engine, StepResult, agents_by_engine
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError, TrainingError
 from comlrl_core.progress import progress
 from comlrl_core.randomness import generator
@@ -248,26 +250,27 @@ def reinforce_epoch(
             indices = range(position, min(position + count, len(tasks)))
             if hooks.on_batch is not None:
                 hooks.on_batch(indices, steps)
-            levels = grow(
-                team,
-                scorer,
-                [tasks[order[index]] for index in indices],
-                settings.shape,
-                sampling=settings.sampling,
-                stream=(settings.seed, iteration, "rollout", epoch),
-                transition=transition,
-                tokens_per_batch=settings.tokens_per_batch,
-            )
-            collected = node_samples(
-                team,
-                levels,
-                settings.credit,
-                temperature=settings.sampling.temperature,
-                max_new_tokens=settings.sampling.max_new_tokens,
-                version=len(history),
-                reference=reference if settings.kl_coef else None,
-                batch_size=settings.micro_batch_size,
-            )
+            with gathered(*team.models):  # once for all turns
+                levels = grow(
+                    team,
+                    scorer,
+                    [tasks[order[index]] for index in indices],
+                    settings.shape,
+                    sampling=settings.sampling,
+                    stream=(settings.seed, iteration, "rollout", epoch),
+                    transition=transition,
+                    tokens_per_batch=settings.tokens_per_batch,
+                )
+                collected = node_samples(
+                    team,
+                    levels,
+                    settings.credit,
+                    temperature=settings.sampling.temperature,
+                    max_new_tokens=settings.sampling.max_new_tokens,
+                    version=len(history),
+                    reference=reference if settings.kl_coef else None,
+                    batch_size=settings.micro_batch_size,
+                )
             steps += collected.joint_responses
             if hooks.on_rollout is not None:
                 hooks.on_rollout(collected.metrics, steps)
@@ -325,13 +328,15 @@ def train_minibatch(
                 rows = _rows(samples, agent)
                 size = micro_batch_size or max(1, len(rows))
                 for start in range(0, len(rows), size):
-                    prompts, completions, weights = zip(*rows[start : start + size], strict=True)
+                    # What the other processes do not take; fillers count for nothing.
+                    own = [(*row[:2], row[2] * mine) for row, mine in even_share(rows[start : start + size])]
+                    prompts, completions, weights = zip(*own, strict=True)
                     token_logprobs, mask = score_completions(
-                        models[agent], prompts, completions, pad_id=pad_ids[agent], temperature=temperature
+                        engine.model, prompts, completions, pad_id=pad_ids[agent], temperature=temperature
                     )
                     logprobs = sequence_logprobs(token_logprobs, mask)
                     loss = reinforce_loss(logprobs, torch.tensor(weights, dtype=torch.float64).to(logprobs)).sum()
-                    losses[agent] += loss.item()
+                    losses[agent] += total(loss.item())
                     trained[agent] = True
                     if not math.isfinite(losses[agent]):
                         nonfinite = "loss"

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from comlrl_core.engine.local import build_engines
+from comlrl_core.config.engine import EngineSettings
+from comlrl_core.engine.build import build_engines
+from comlrl_core.engine.processes import is_first, wait_for_all
 from comlrl_core.engine.protocol import Engine, OptimizerSettings, Schedule
 from comlrl_core.errors import DataError
 from comlrl_core.files import read_json, write_json, write_jsonl
@@ -49,6 +51,7 @@ class OptimizationConfig(Protocol):
     lr_schedule: Schedule
     lr_warmup_steps: int
     optimizer_state: Literal["carry", "reset"]
+    engine: EngineSettings
 
 
 def sampling(config: SamplingConfig) -> Sampling:
@@ -73,18 +76,24 @@ def make_engines(team: Team, config: OptimizationConfig) -> list[Engine]:
         lr_schedule=config.lr_schedule,
         lr_warmup_steps=config.lr_warmup_steps,
     )
-    return build_engines(team.models, settings)
+    return build_engines(team.models, settings, config.engine)
 
 
 def save_training_state(
     folder: Path, engines: Sequence[Engine], config: OptimizationConfig, iteration: int, learned: Learned
 ) -> None:
-    """Write what the next iteration needs beside the weights: optimizer moments where they carry over, and counters."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write what the next iteration needs beside the weights: optimizer moments where they carry over, and counters.
+
+    Of several processes, all have to call it, and the first writes.
+    """
+    if is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+    wait_for_all()
     if config.optimizer_state == "carry":
         for index, engine in _unique(engines):
-            (folder / f"engine_{index}").mkdir(exist_ok=True)
             engine.save_state(folder / f"engine_{index}")
+    if not is_first():
+        return
     write_jsonl(folder / UPDATES, [_finite(metrics) for metrics in learned.history])
     write_json(folder / PROGRESS, {"iteration": iteration, "environment_steps": learned.environment_steps}, indent=2)
 

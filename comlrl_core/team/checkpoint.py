@@ -21,6 +21,8 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.processes import by_first
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import DataError
 from comlrl_core.team.agent import Agent, make_agent
 from comlrl_core.team.formatters import FormatterSpec, resolve_formatters
@@ -38,9 +40,14 @@ def save_team(team: Team, directory: Path | str) -> Path:
 
     All is written beside it, checked, flushed to disk and renamed into place. What else the directory holds
     (a reward model, say) is kept; agents that were there are replaced. Raises `DataError` when a weight is an
-    empty tensor.
+    empty tensor. Of several processes, all have to call it, and the first writes.
     """
-    target = Path(directory)
+    with gathered(*team.models):
+        return by_first(lambda: save_agents(team, Path(directory)))
+
+
+def save_agents(team: Team, target: Path) -> Path:
+    """`save_team` of whole weights, by the process that calls it."""
     for agent in team.agents:
         _refuse_empty(agent.model.state_dict().items(), f"agent {agent.index}")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ MetricsCallback = Callable[[dict[str, float], int], None]
 # Settings that change no weight: where files go, how often something is reported.
 NOT_IDENTITY = {
     "logging_steps", "eval_interval", "eval_num_samples", "eval_batch_size", "num_iterations",
-    "preference_replay_dir", "policy_checkpoint_dir", "log_reward_distribution",
+    "preference_replay_dir", "policy_checkpoint_dir", "log_reward_distribution", "engine",
 }  # fmt: skip
 
 

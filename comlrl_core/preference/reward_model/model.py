@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError
 from comlrl_core.preference.reward_model.encoding import Ids, JointEncoder, JointText
 from comlrl_core.rl.masks import length_mask, position_ids
@@ -122,7 +123,8 @@ class JointRewardModel(nn.Module):
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = (attention_mask.long() * places).argmax(dim=1)
         final = hidden[torch.arange(len(hidden), device=hidden.device), last]
-        return self.head(final.to(self.head.weight.dtype)).squeeze(-1) - self.shift
+        scores = self.head(final.to(self.head.weight.dtype)).squeeze(-1)
+        return (scores if scores.dtype == torch.float64 else scores.float()) - self.shift
 
     def batch(self, sequences: Sequence[Ids], padding_side: str = "right") -> tuple[Tensor, Tensor]:
         """`input_ids` and `attention_mask` `[B, L]` of some sequences, on the model's device."""
@@ -141,7 +143,7 @@ class JointRewardModel(nn.Module):
     def score_ids(self, sequences: Sequence[Ids], tokens_per_batch: int | None = None) -> list[float]:
         """A score per sequence; neighbours in length share a batch of at most `tokens_per_batch` tokens."""
         scores = [0.0] * len(sequences)
-        with scoring_mode(self):
+        with gathered(self), scoring_mode(self):
             for rows in _by_length(sequences, tokens_per_batch or DEFAULT_TOKENS_PER_BATCH):
                 found = self(*self.batch([sequences[row] for row in rows])).tolist()
                 for row, score in zip(rows, found, strict=True):
@@ -158,10 +160,11 @@ class JointRewardModel(nn.Module):
     def fingerprint(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all weights, and what the scores depend on beside them."""
         digest = hashlib.sha256(f"{self.num_agents}|{self.encoder.max_length}|".encode())
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+        with gathered(self):
+            for name, tensor in sorted(self.state_dict().items()):
+                digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
