@@ -12,8 +12,10 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
     `who` starts the `DataError` about a weight that is empty, in memory or in what was written.
     """
     _refuse_empty(model.state_dict().items(), who)
-    with quiet_transformers():
+    with quiet_transformers(), _without_needless_imports():
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
     for name in ("config.json", "tokenizer_config.json"):
@@ -137,6 +139,22 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         empty = [name for name, shape in shapes.items() if 0 in shape]
         if empty or not shapes:
             raise DataError(f"{who}: {file.name} holds no weights for {', '.join(empty) or 'anything'}")
+
+
+@contextmanager
+def _without_needless_imports() -> Iterator[None]:
+    """Saving asks Accelerate whether the model is DeepSpeed's wrapper, which imports DeepSpeed (for seconds) to know."""
+    try:
+        from accelerate.utils import other
+    except ImportError:
+        yield
+        return
+    asks = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = asks
 
 
 def _refuse_empty(tensors: Any, who: str) -> None:
