@@ -30,6 +30,7 @@ from comlrl_core.team.checkpoint import load_team_folder
 from comlrl_core.team.formatters import Formatter, resolve_formatters, text_formatters
 from comlrl_core.team.team import Team, load_team
 from tasks.job import BUILTIN_TRANSITIONS, Job
+from tasks.launching import in_rank
 from tasks.oracle import oracle as oracle
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Live:
         """Forget all optimizer moments."""
         self.engines = make_engines(self.team, config.training)
         if self.critics is not None:
-            renew_engines(self.critics, self.engines, critic_optimizer(config.critics()))
+            renew_engines(self.critics, self.engines, critic_optimizer(config.critics()), config.training.engine)
 
 
 _kept: dict[tuple[Path, str], Live] = {}
@@ -178,6 +179,24 @@ def critic_models(job: Job) -> list[str]:
     return [model_source(job, str(source)) for source in sources]
 
 
+def sampling_team(job: Job, iteration: int) -> Team:
+    """The team that `iteration` left behind, to sample from.
+
+    In one process it is the one in training. Processes that a stage started for its sampling have no use for an
+    optimizer: there it is frozen.
+    """
+    if not in_rank():
+        return live(job, iteration).team
+    key = (job.work_root, manifest_digest(job.store, iteration))
+    if key not in _sampling:
+        _sampling.clear()
+        _sampling[key] = policy(job, iteration, job.config.training.agent_devices)
+    return _sampling[key]
+
+
+_sampling: dict[tuple[Path, str], Team] = {}
+
+
 def is_live(job: Job, iteration: int) -> bool:
     """Whether the team of `iteration` is in memory already."""
     return (job.work_root, manifest_digest(job.store, iteration)) in _kept
@@ -216,7 +235,7 @@ def comparator(job: Job, iteration: int) -> Comparator | None:
         release_comparator()
         _comparators[key] = open_comparator(
             training,
-            live(job, iteration - 1).team,
+            sampling_team(job, iteration - 1),
             iteration,
             lambda index: policy(job, index, training.comparator_devices),
             lambda sources: load_models(job, sources, training.comparator_devices),

@@ -16,6 +16,7 @@ from comlrl_core.files import iter_jsonl, write_jsonl
 from comlrl_core.store import MANIFEST
 from tasks.calling import OPTIONS
 from tasks.job import Job
+from tasks.launching import launched
 from tasks.loading import Live, oracle, policy, settle, take, train_tasks, transition
 from tasks.pruned import curve_path
 from tasks.steps import steps_of
@@ -27,6 +28,7 @@ ROLLOUTS = "rollouts.jsonl"
 
 
 @task(name="rollout", **OPTIONS)
+@launched
 def rollout(job: Job, iteration: int) -> Path:
     """Roll out and learn from every training task once; returns the folder of the new weights (not published yet)."""
     steps = steps_of(job, iteration)

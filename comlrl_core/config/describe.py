@@ -40,7 +40,7 @@ SIBLINGS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None, str], ...] =
 
 def settings_markdown() -> str:
     """The reference page of all settings (`docs/settings.md`)."""
-    parts = [INTRODUCTION, "## Top level\n\n" + _table(RunConfig, skip_sections=True)]
+    parts = [INTRODUCTION, "## Top level\n\n" + _table(RunConfig)]
     for name, field in RunConfig.model_fields.items():
         model = _section(field)
         if model is not None and name != "training":
@@ -55,12 +55,11 @@ def settings_markdown() -> str:
 
 def _table(
     model: type[BaseModel],
-    skip_sections: bool = False,
     only_where_different_from: type[BaseModel] | None = None,
 ) -> str:
     rows = ["| setting | default | allowed | what it is |", "| --- | --- | --- | --- |"]
     for name, field in model.model_fields.items():
-        if skip_sections and _section(field) is not None:
+        if _section(field) is not None and model is RunConfig:  # sections have tables of their own
             continue
         row = f"| `{name}` | {_default(field)} | {_allowed(field)} | {field.description or ''} |"
         other = only_where_different_from
@@ -81,6 +80,8 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _default(field: FieldInfo) -> str:
+    if _section(field) is not None:
+        return "see its table"
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "`null`"
@@ -90,6 +91,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
+    if _section(field) is not None:
+        return "mapping"
     parts = list(dict.fromkeys(_types(field.annotation)))
     symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     for constraint in field.metadata:

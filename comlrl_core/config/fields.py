@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from comlrl_core.config.base import Settings
+from comlrl_core.config.engine import EngineSettings
 from comlrl_core.notices import say_once
 
 
@@ -142,6 +144,9 @@ class OptimizationFields(Settings):
     on_nonfinite_loss: Literal["fail", "skip"] = Field(
         "fail",
         description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop).",
+    )
+    engine: SkipJsonSchema[EngineSettings] = Field(
+        default_factory=EngineSettings, description="Python trainers' engine; in `params.yaml`, the section `engine`."
     )
 
     @model_validator(mode="after")

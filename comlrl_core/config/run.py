@@ -24,6 +24,7 @@ from comlrl_core.algorithms.reinforce_config import (
     MARLOOConfig,
 )
 from comlrl_core.config.base import Settings
+from comlrl_core.config.engine import EngineSettings
 from comlrl_core.config.fields import ComparatorFields, RolloutTrainingFields
 
 Preferences = MARLHFIterConfig | MARLHFConfig | MADPOIterConfig | MADPOConfig
@@ -168,6 +169,9 @@ class RunConfig(Settings):
     team: TeamSettings = Field(default_factory=TeamSettings, description="Who answers.")
     tasks: TaskSettings = Field(default_factory=TaskSettings, description="What is answered.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="Who scores the answers.")
+    engine: EngineSettings = Field(
+        default_factory=EngineSettings, description="How models are trained, and on how many processes."
+    )
     training: Training = Field(
         default_factory=dict,
         validate_default=True,
@@ -196,6 +200,10 @@ class RunConfig(Settings):
         if not isinstance(training, Mapping):
             raise ValueError("a mapping of training settings is needed")
         training = _without_unused_fields(dict(training), model, cls.form_of)
+        engine = info.data.get("engine") or EngineSettings()
+        if EngineSettings.model_validate(training.setdefault("engine", engine)) not in (engine, EngineSettings()):
+            raise ValueError("the engine is set at the top level (engine: ...), not among the training settings")
+        training["engine"] = engine
         if info.data["algorithm"] in OFFLINE:
             if count != 1:
                 raise ValueError(
@@ -282,6 +290,7 @@ class RunConfig(Settings):
     def values(self) -> dict[str, Any]:
         """Every setting as plain data, ready for YAML, JSON or a form (`num_iterations` once, at the top)."""
         values = self.model_dump(mode="json")
+        values["training"].pop("engine")
         if self.algorithm not in OFFLINE:
             values["training"].pop(length_field(type(self.training)))
         return values

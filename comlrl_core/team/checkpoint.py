@@ -12,8 +12,10 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.processes import by_first
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import DataError
 from comlrl_core.team.agent import Agent, make_agent
 from comlrl_core.team.formatters import FormatterSpec, resolve_formatters
@@ -38,9 +42,14 @@ def save_team(team: Team, directory: Path | str) -> Path:
 
     All is written beside it, checked, flushed to disk and renamed into place. What else the directory holds
     (a reward model, say) is kept; agents that were there are replaced. Raises `DataError` when a weight is an
-    empty tensor.
+    empty tensor. Of several processes, all have to call it, and the first writes.
     """
-    target = Path(directory)
+    with gathered(*team.models):
+        return by_first(lambda: save_agents(team, Path(directory)))
+
+
+def save_agents(team: Team, target: Path) -> Path:
+    """`save_team` of whole weights, by the process that calls it."""
     for agent in team.agents:
         _refuse_empty(agent.model.state_dict().items(), f"agent {agent.index}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +125,7 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
     `who` starts the `DataError` about a weight that is empty, in memory or in what was written.
     """
     _refuse_empty(model.state_dict().items(), who)
-    with quiet_transformers():
+    with quiet_transformers(), _without_needless_imports():
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
     for name in ("config.json", "tokenizer_config.json"):
@@ -130,6 +139,22 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         empty = [name for name, shape in shapes.items() if 0 in shape]
         if empty or not shapes:
             raise DataError(f"{who}: {file.name} holds no weights for {', '.join(empty) or 'anything'}")
+
+
+@contextmanager
+def _without_needless_imports() -> Iterator[None]:
+    """Saving asks Accelerate whether the model is DeepSpeed's wrapper, which would import DeepSpeed for seconds."""
+    try:
+        from accelerate.utils import other
+    except ImportError:
+        yield
+        return
+    asks = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = asks
 
 
 def _refuse_empty(tensors: Any, who: str) -> None:

@@ -4,12 +4,14 @@ import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.processes import put_together, share
+from comlrl_core.engine.weights import gathered, is_sharded
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.progress import progress as progress_bar
 from comlrl_core.randomness import torch_seed
@@ -120,27 +122,31 @@ class Team:
             [self.encode(row[agent], agent, sampling.max_new_tokens, task) for task, row in enumerate(prompts)]
             for agent in range(self.num_agents)
         ]
-        total = len(prompts) * num_candidates * self.num_agents
+        mine = share(range(len(prompts)))  # tasks; the other processes answer the rest
+        total = len(mine) * num_candidates * self.num_agents
         per_agent = []
-        with progress_bar(progress, total, "sample") if progress else nullcontext() as bar:
+        with ExitStack() as stack:
+            stack.enter_context(gathered(*self.models))
+            bar = stack.enter_context(progress_bar(progress, total, "sample")) if progress else None
             for agent, member in enumerate(self.agents):
                 per_agent.append(
                     generate(
                         member.model,
-                        encoded[agent],
+                        [encoded[agent][t] for t in mine],
                         num_samples=num_candidates,
                         sampling=sampling,
-                        keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in range(len(prompts))],
+                        keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in mine],
                         eos_ids=member.eos_ids,
                         pad_id=member.pad_id,
                         tokens_per_batch=tokens_per_batch,
                         on_progress=bar.update if bar is not None else None,
                     )
                 )
-        return [
-            [tuple(samples[task][k] for samples in per_agent) for k in range(num_candidates)]
-            for task in range(len(prompts))
+        own = [
+            [tuple(samples[place][k] for samples in per_agent) for k in range(num_candidates)]
+            for place in range(len(mine))
         ]
+        return put_together(own, len(prompts))
 
     def fingerprint(self) -> str:
         """SHA-256 over the weights of every agent in order: names, types, shapes and bytes."""
@@ -148,7 +154,8 @@ class Team:
         known: dict[int, bytes] = {}
         for model in self.models:
             if id(model) not in known:
-                known[id(model)] = _weights_digest(model)
+                with gathered(model):
+                    known[id(model)] = _weights_digest(model)
             digest.update(known[id(model)])
         return digest.hexdigest()
 
@@ -162,7 +169,7 @@ class Team:
         agents = []
         for agent, place in zip(self.agents, places, strict=True):
             if id(agent.model) not in copies:
-                twin = copy.deepcopy(agent.model).eval().requires_grad_(False)
+                twin = _plain_copy(agent.model).eval().requires_grad_(False)
                 copies[id(agent.model)] = twin if place is None else twin.to(torch.device(place))
             agents.append(make_agent(agent.index, copies[id(agent.model)], agent.tokenizer, agent.source))
         return Team(agents, self.formatters, self.on_long_prompt)
@@ -243,6 +250,17 @@ def _per_agent(value: Any, count: int, what: str) -> list[Any]:
     if len(value) != count:
         raise ConfigError(f"{len(value)} {what} for {count} agents: give one for all, or one per agent")
     return list(value)
+
+
+def _plain_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with whole weights of its own, whichever engine trains `model`."""
+    if not is_sharded(model):
+        return copy.deepcopy(model)
+    twin: PreTrainedModel = type(model)(copy.deepcopy(model.config))
+    twin.generation_config = copy.deepcopy(model.generation_config)
+    with gathered(model):
+        twin.to(model.dtype).load_state_dict(model.state_dict())  # type: ignore[arg-type]
+    return twin
 
 
 def _weights_digest(model: PreTrainedModel) -> bytes:

@@ -48,7 +48,7 @@ MetricsCallback = Callable[[dict[str, float], int], None]
 # Settings that change no weight: where files go, how often something is reported.
 NOT_IDENTITY = {
     "logging_steps", "eval_interval", "eval_num_samples", "eval_batch_size", "num_iterations",
-    "preference_replay_dir", "policy_checkpoint_dir", "log_reward_distribution",
+    "preference_replay_dir", "policy_checkpoint_dir", "log_reward_distribution", "engine",
 }  # fmt: skip
 
 
@@ -253,7 +253,7 @@ class TeamTrainer:
         """Forget all optimizer moments."""
         self.engines = make_engines(self.team, self.args)
         if self.critics is not None:
-            renew_engines(self.critics, self.engines, critic_optimizer(self.args))
+            renew_engines(self.critics, self.engines, critic_optimizer(self.args), self.args.engine)
 
     def save_checkpoint(self, folder: Path, learned: Learned) -> None:
         """Write a checkpoint of this moment."""
