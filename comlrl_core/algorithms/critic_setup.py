@@ -62,8 +62,8 @@ def critic_sources(
     if not plan.separate:
         if config.engine.kind != "local":
             raise ConfigError(
-                f"use_separate_critic: false needs engine.kind: local, not {config.engine.kind}: one backbone learns from "
-                "two losses"
+                f"use_separate_critic: false needs engine.kind: local, not {config.engine.kind}; there one backbone "
+                "would learn from two losses"
             )
         if named:
             raise ConfigError(f"{named[0]} contradicts use_separate_critic: false; leave one of them out")

@@ -6,6 +6,7 @@ to a file: `work.py FOLDER STAGE ...`. What lies in `FOLDER/local` is resumed, a
 
 import logging
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from comlrl_core.algorithms import madpo
+from comlrl_core.algorithms import actor_critic, madpo
+from comlrl_core.algorithms.actor_critic import ActorCriticSettings
 from comlrl_core.algorithms.reinforce import train_minibatch
 from comlrl_core.config.engine import EngineSettings
+from comlrl_core.critics.critic import CriticModel, SeparateCritic
+from comlrl_core.critics.critics import Critics
 from comlrl_core.engine import processes
 from comlrl_core.engine.build import build_engine, build_engines
 from comlrl_core.engine.protocol import Engine, OptimizerSettings
@@ -25,6 +29,11 @@ from comlrl_core.preference.records import PairRecord
 from comlrl_core.preference.reward_model import FitSettings, JointRewardModel, fit
 from comlrl_core.randomness import generator
 from comlrl_core.rollout.buffer import NodeSample
+from comlrl_core.rollout.episodes import EpisodeSample, Lesson, TemporalDifference
+from comlrl_core.team.agent import make_agent
+from comlrl_core.team.generation import Sampling
+from comlrl_core.team.scalar import ScalarHead
+from comlrl_core.team.team import Team
 from comlrl_core.team.tiny import load_tiny
 
 SETTINGS = OptimizerSettings(1e-3, weight_decay=0.01, lr_schedule="linear", gradient_clip=1.0)
@@ -178,6 +187,37 @@ def train_four(engine: EngineSettings) -> tuple[Weights, list[float]]:
     return weights_of(a=agents[0], b=agents[1], judge=judges[0], critic=judges[1]), losses
 
 
+def episode(number: int) -> EpisodeSample:
+    """A turn with one answer of each agent, and what it teaches a central critic: one or two targets of one history."""
+    one = node(number, completions=1)
+    targets = tuple(map(float, generator("targets", number).normal(size=1 + number % 2)))
+    lesson = Lesson((ids("joint history", number),), (0.0,), (targets,))
+    return EpisodeSample(**{field.name: getattr(one, field.name) for field in fields(one)}, lessons=(lesson,))
+
+
+def train_maac(engine: EngineSettings) -> tuple[Weights, list[float]]:
+    """Two agents and a central critic, three turns per update: a share of two and one of one, and a filler."""
+    models = [small_model(seed) for seed in (11, 12)]
+    tokenizer = load_tiny(0)[1]
+    agents = [make_agent(index, model, tokenizer, "") for index, model in enumerate(models)]
+    team = Team(agents, [str, str])
+    backbone = small_model(13).base_model
+    assert isinstance(backbone, PreTrainedModel)
+    critic = CriticModel(backbone, tokenizer, ScalarHead(backbone, 6, 0))
+    engines = build_engines(models, SETTINGS, engine)
+    critics = Critics((SeparateCritic(critic, build_engine(critic, SETTINGS, engine)),), True, 2)
+    for one in (*engines, *critics.engines):
+        one.begin(UPDATES)
+    settings = ActorCriticSettings(Sampling(9), 0, TemporalDifference(), micro_batch_size=2)
+    losses = []
+    for update in range(UPDATES):
+        samples = [episode(3 * update + number) for number in range(3)]
+        metrics, nonfinite = actor_critic.train_minibatch(team, engines, critics, samples, settings)
+        assert not nonfinite
+        losses.append(metrics["loss"] + metrics["value_loss"])
+    return weights_of(a=models[0], b=models[1], critic=critic), losses
+
+
 def update_once(engine: Engine, number: int) -> None:
     train_minibatch([engine.model], [engine], [0], [node(number, agents=1)], 1.0)
 
@@ -240,6 +280,7 @@ TRAININGS = {
     "madpo": train_madpo,
     "magrpo": train_magrpo,
     "reward_model": train_reward_model,
+    "maac": train_maac,
     "four": train_four,
 }
 
