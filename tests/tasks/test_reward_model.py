@@ -9,7 +9,7 @@ from comlrl_core.config.run import RunConfig
 from comlrl_core.files import read_json
 from comlrl_core.trainers.preference import MARLHFIterTrainer
 from tasks.collect import collect
-from tasks.evaluate import summarize_run
+from tasks.evaluate import collected_metrics, summarize_run
 from tasks.job import Job
 from tasks.loading import forget, train_tasks
 from tasks.pair import pair
@@ -100,6 +100,17 @@ def test_the_reward_model_is_published_beside_the_policies_and_its_measures_reac
     assert reward_model_metrics(job, 2)["reward_model/train_pairs"] > 0
     summarize_run.fn(job)
     assert "reward_model_train_pairs" in (tmp_path / "plots" / "collection.csv").read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_the_distance_from_a_reference_is_measured_per_agent(tmp_path: Path, reference: bool) -> None:
+    """0 before the first update; the mean over the collections of an iteration, so above 0 after it."""
+    job = job_in(tmp_path, reference_kl_enabled=reference)
+    prepare.fn(job)
+    run(job, 1)
+    measures = reward_model_metrics(job, 1)
+    assert [measures.get(f"kl/agent_{agent}", 0.0) > 0 for agent in (1, 2)] == [reference, reference]
+    assert ("kl/agent_2" in collected_metrics(job, 1)) == reference
 
 
 def test_a_fitted_model_is_not_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
