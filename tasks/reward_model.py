@@ -16,7 +16,7 @@ from comlrl_core.rewards.contract import Oracle
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.launching import launched
-from tasks.loading import Live, model_source, policy, settle, train_tasks
+from tasks.loading import Live, model_source, reference, settle, train_tasks
 from tasks.oracle import oracle
 from tasks.records import read_records
 from tasks.steps import Steps, steps_of
@@ -82,7 +82,7 @@ def learn_from_reward_model(job: Job, iteration: int, steps: Steps, left: Live) 
         config,
         iteration=iteration,
         learned=Learned([], left.environment_steps),
-        reference=policy(job, 0, config.reference_devices) if marlhf.needs_reference(config) else None,
+        reference=reference(job, left.team) if marlhf.needs_reference(config) else None,
     )
     if chosen:
         after = marlhf.probe(left.team, model, truth, chosen, config, iteration=iteration)

@@ -14,7 +14,7 @@ from comlrl_core.store import MANIFEST
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.launching import launched
-from tasks.loading import oracle, policy, settle, take, train_tasks, transition
+from tasks.loading import oracle, reference, settle, take, train_tasks, transition
 from tasks.pruned import curve_path
 from tasks.steps import steps_of
 from tasks.update import write_finished
@@ -54,7 +54,7 @@ def rollout(job: Job, iteration: int) -> Path:
         epoch=iteration - 1,  # the streams of the Python trainer's epochs
         learned=Learned([], left.environment_steps),
         transition=transition(job),
-        reference=policy(job, 0, config.reference_devices) if config.reference_kl_enabled else None,
+        reference=reference(job, left.team) if config.reference_kl_enabled else None,
         hooks=Hooks(on_rollout=on_rollout),
     )
     left.environment_steps = learned.environment_steps
