@@ -200,7 +200,8 @@ def _failure(folder: Path, said: Sequence[str], code: int) -> ComlrlError:
     if first is None:
         for line in said[-40:]:
             logger.error("%s", line)
-        return TrainingError(f"the processes of the stage ended with exit code {code} without saying why")
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return TrainingError(f"the processes of the stage ended with {how} without saying why; finished steps are kept")
     kind = getattr(errors, first["type"], None)
     if isinstance(kind, type) and issubclass(kind, ComlrlError):
         return kind(first["message"])

@@ -28,7 +28,7 @@ from comlrl_core.rollout.transition import Transition
 from comlrl_core.store import manifest_digest
 from comlrl_core.team.checkpoint import load_team_folder
 from comlrl_core.team.formatters import Formatter, resolve_formatters, text_formatters
-from comlrl_core.team.team import Team, load_team
+from comlrl_core.team.team import Team, base_loader, load_team
 from tasks.job import BUILTIN_TRANSITIONS, Job
 from tasks.launching import in_rank
 from tasks.oracle import oracle as oracle
@@ -115,7 +115,16 @@ def initial_team(job: Job) -> Team:
         seed=training.seed,
         devices=training.agent_devices,
         on_long_prompt=team.on_long_prompt,
+        lora=training.lora,
     )
+
+
+def reference(job: Job, team: Team) -> Team:
+    """The run's first policies, frozen; of adapters on one base this is the base itself, which is in memory anyway."""
+    training = job.config.training
+    if training.lora is not None and training.reference_devices is None:
+        return team.without_adapters()
+    return policy(job, 0, training.reference_devices)
 
 
 def policy(job: Job, iteration: int, devices: Any = None) -> Team:
@@ -125,9 +134,15 @@ def policy(job: Job, iteration: int, devices: Any = None) -> Team:
 
 def _read_policy(job: Job, iteration: int, devices: Any) -> Team:
     options = {k: v for k, v in job.config.team.model_options.items() if k != "special_tokens"}  # saved with the model
-    return load_team_folder(
-        job.store.policy(iteration), formatters(job), devices, job.config.team.on_long_prompt, options
-    )
+    adapters = None
+    if job.config.training.lora is not None:
+        team = job.config.team
+        source = model_source(job, (team.agents or [team.agent_model or ""])[0])
+        place = devices[0] if isinstance(devices, list) else devices
+        load = base_loader(source, None, team.model_options, job.config.training.seed, place)
+        adapters = job.config.training.lora, load
+    folder, on_long_prompt = job.store.policy(iteration), job.config.team.on_long_prompt
+    return load_team_folder(folder, formatters(job), devices, on_long_prompt, options, adapters)
 
 
 def frozen(team: Team) -> Team:

@@ -18,7 +18,7 @@ from comlrl_core.rewards.contract import Oracle
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.launching import launched
-from tasks.loading import Live, model_source, policy, settle, train_tasks
+from tasks.loading import Live, model_source, reference, settle, train_tasks
 from tasks.oracle import oracle
 from tasks.pruned import curve_path
 from tasks.records import read_records
@@ -93,7 +93,7 @@ def learn_from_reward_model(job: Job, iteration: int, steps: Steps, left: Live) 
         iteration=iteration,
         learned=Learned([], left.environment_steps),
         critics=left.critics,
-        reference=policy(job, 0, config.reference_devices) if marlhf.needs_reference(config) else None,
+        reference=reference(job, left.team) if marlhf.needs_reference(config) else None,
         hooks=Hooks(on_rollout=on_rollout),
     )
     metrics |= {name: fmean(values) for name, values in divergences.items()}

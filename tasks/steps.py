@@ -125,7 +125,7 @@ def inputs_after(job: Job, iteration: int, previous: str) -> str:
 
 def training_identity(job: Job) -> dict[str, Any]:
     """The training settings without the length of the run."""
-    values = job.config.training.model_dump(mode="json", exclude={"engine"}) | job.config.engine.identity()
+    values = job.config.training.model_dump(mode="json", exclude={"engine", "lora"}) | job.config.engine.identity()
     decays = job.config.learns_from_rewards() and job.config.training.lr_schedule in ("linear", "cosine")
     if job.config.algorithm not in OFFLINE and not decays:  # a schedule over all epochs depends on their number
         values.pop(length_field(type(job.config.training)))

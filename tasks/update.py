@@ -23,7 +23,7 @@ from comlrl_core.store import MANIFEST, IterationEntry, link_folder, manifest_di
 from tasks.calling import OPTIONS
 from tasks.job import Job
 from tasks.launching import launched
-from tasks.loading import Live, keep, policy, settle, take
+from tasks.loading import Live, keep, reference, settle, take
 from tasks.pair import entry_of
 from tasks.pruned import curve_path
 from tasks.records import read_records
@@ -59,7 +59,7 @@ def update(job: Job, iteration: int) -> Path:
             config,
             iteration=iteration,
             environment_steps=left.environment_steps,
-            load_initial=lambda: policy(job, 0, config.reference_devices),
+            load_initial=lambda: reference(job, left.team),
         )
 
         def write_more(state: Path) -> None:

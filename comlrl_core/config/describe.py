@@ -11,6 +11,7 @@ from comlrl_core.algorithms.actor_critic_config import IACConfig, MAACConfig
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.config.run import RunConfig
 
 INTRODUCTION = """# Settings
@@ -22,6 +23,8 @@ The defaults below are those of a setting that is left out. For training setting
 `params.yaml` of this repository sets better values where it matters (`top_p`, `top_k`, `temperature`, batch sizes).
 """
 
+
+LORA = "Low-rank adapters, for every algorithm; left out: whole models are trained."
 
 # Algorithm, its settings, and the algorithm (with its settings) that its table is compared with.
 SIBLINGS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None, str], ...] = (
@@ -45,6 +48,7 @@ def settings_markdown() -> str:
         model = _section(field)
         if model is not None and name != "training":
             parts.append(f"## `{name}`\n\n{field.description}\n\n{_table(model)}")
+    parts.append(f"## `team.lora`\n\n{LORA}\n\n{_table(LoraSettings)}")
     for algorithm, model, twin, twin_name in SIBLINGS:
         head = f"## `training` with `algorithm: {algorithm}`\n\nIn Python: `{model.__name__}`."
         if twin is not None:
@@ -81,7 +85,7 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 def _default(field: FieldInfo) -> str:
     if _section(field) is not None:
-        return "see its table"
+        return "see its table" if field.is_required() or field.get_default() is not None else "`null`"
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "`null`"

@@ -12,6 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from comlrl_core.config.base import Settings
 from comlrl_core.config.engine import EngineSettings
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.notices import say_once
 
 
@@ -145,9 +146,21 @@ class OptimizationFields(Settings):
         "fail",
         description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop).",
     )
+    lora: SkipJsonSchema[LoraSettings | None] = Field(
+        None, description="Python trainers' adapters in place of whole models; in `params.yaml`, `team.lora`."
+    )
     engine: SkipJsonSchema[EngineSettings] = Field(
         default_factory=EngineSettings, description="Python trainers' engine; in `params.yaml`, the section `engine`."
     )
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> "OptimizationFields":
+        if self.lora is not None and self.engine.kind == "deepspeed" and self.engine.zero_stage == 3:
+            raise ValueError("lora goes with zero_stage 0, 1 or 2: an adapter is small, and its base is not trained")
+        devices = getattr(self, "agent_devices", None)
+        if self.lora is not None and self.lora.share_base and isinstance(devices, list) and len(set(devices)) > 1:
+            raise ValueError("agent_devices names several devices, and lora.share_base keeps one base on one of them")
+        return self
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> "OptimizationFields":

@@ -78,7 +78,7 @@ def even_share(items: Sequence[Item]) -> list[tuple[Item, bool]]:
     """
     own = [(item, True) for item in share(items)]
     size = -(-len(items) // world_size())
-    return own + [(items[0], False)] * (size - len(own))
+    return own + [(item, False) for item in items[: size - len(own)]]
 
 
 def put_together(own: Sequence[Result], count: int) -> list[Result]:

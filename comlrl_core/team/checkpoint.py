@@ -17,15 +17,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.engine.processes import by_first
 from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import DataError
+from comlrl_core.team.adapters import CONFIG_FILE, AdapterModel, Loader, adapter_models, as_model
 from comlrl_core.team.agent import Agent, make_agent
 from comlrl_core.team.formatters import FormatterSpec, resolve_formatters
 from comlrl_core.team.loading import load_model_and_tokenizer, quiet_transformers
@@ -83,16 +85,23 @@ def load_team_folder(
     devices: str | torch.device | Sequence[str | torch.device] | None = None,
     on_long_prompt: str = "fail",
     model_config: dict[str, Any] | None = None,
+    adapters: tuple[LoraSettings, Loader] | None = None,
 ) -> Team:
     """The team that `save_team` wrote; agents that shared a model share it again.
 
     A folder without `team.json` (agents saved by hand) loads too: every `agent_*` in it is an agent of its
-    own. Raises `DataError` naming a folder or file that is missing or does not fit.
+    own. Adapters need their settings and their base (`adapters`: `Team.adapters` of such a team). Raises
+    `DataError` naming a folder or file that is missing or does not fit.
     """
     folder = Path(directory)
     sharing = _read_sharing(folder)
     places = _per_agent(devices, len(sharing), "devices")
     agents: list[Agent] = []
+    has_adapters = (folder / f"{AGENT_PREFIX}0" / CONFIG_FILE).is_file()
+    if adapters is not None and not has_adapters:
+        raise DataError(f"{folder}: holds whole models, and adapters were asked for (lora)")
+    if has_adapters:
+        return _load_adapters(folder, len(sharing), formatters, on_long_prompt, adapters)
     for index, owner in enumerate(sharing):
         path = folder / f"{AGENT_PREFIX}{index}"
         if not (path / "config.json").is_file():
@@ -102,6 +111,35 @@ def load_team_folder(
         model, tokenizer = load_model_and_tokenizer(source, str(path), options, device=places[owner])
         agents.append(make_agent(index, model, tokenizer, str(path)))
     return Team(agents, resolve_formatters(formatters, len(agents)), on_long_prompt)
+
+
+def _load_adapters(
+    folder: Path,
+    count: int,
+    formatters: FormatterSpec | Sequence[FormatterSpec],
+    on_long_prompt: str,
+    adapters: tuple[LoraSettings, Loader] | None,
+) -> Team:
+    if adapters is None:
+        raise DataError(f"{folder}: holds adapters, and the base model that they belong to was not named (lora)")
+    settings, load = adapters
+    models = adapter_models(count, settings, load, [0] * count)
+    agents = []
+    for index, model in enumerate(models):
+        path = folder / f"{AGENT_PREFIX}{index}"
+        model.load_adapter(path)
+        agents.append(make_agent(index, as_model(model), model.base.tokenizer, str(path)))
+    return Team(agents, resolve_formatters(formatters, count), on_long_prompt)
+
+
+def save_merged(team: Team, directory: Path | str) -> Path:
+    """Write a team of adapters as whole models, one Hugging Face folder per agent, for tools that know no adapters."""
+    agents = []
+    for agent in team.agents:
+        model = cast(object, agent.model)
+        whole = model.merged() if isinstance(model, AdapterModel) else agent.model
+        agents.append(make_agent(agent.index, whole, agent.tokenizer, agent.source))
+    return save_team(Team(agents, team.formatters, team.on_long_prompt), directory)
 
 
 def digest_folder(directory: Path | str) -> str:
@@ -125,6 +163,13 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
     `who` starts the `DataError` about a weight that is empty, in memory or in what was written.
     """
     _refuse_empty(model.state_dict().items(), who)
+    own = cast(object, model)
+    if isinstance(own, AdapterModel):
+        own.save_adapter(path)
+        with quiet_transformers():
+            tokenizer.save_pretrained(path)
+        _forget_origin(path / "tokenizer_config.json")
+        return
     with quiet_transformers(), _without_needless_imports():
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
@@ -143,7 +188,7 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 @contextmanager
 def _without_needless_imports() -> Iterator[None]:
-    """Saving asks Accelerate whether the model is DeepSpeed's wrapper, which would import DeepSpeed for seconds."""
+    """Saving asks Accelerate whether the model is DeepSpeed's wrapper, and that imports DeepSpeed to know it."""
     try:
         from accelerate.utils import other
     except ImportError:
