@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from comlrl_core.config import fields
 from comlrl_core.config.engine import EngineSettings
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.notices import say_once
 
 PUBLISHED_CLIP_RANGE = 0.2
@@ -22,6 +23,7 @@ class CriticConfig(Protocol):
     critic_model_name: str | None
     critic_devices: str | list[str] | None
     engine: EngineSettings
+    lora: LoraSettings | None
     seed: int
 
     def has_central_critic(self) -> bool: ...

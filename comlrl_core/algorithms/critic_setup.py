@@ -65,6 +65,8 @@ def critic_sources(
                 f"use_separate_critic: false needs engine.kind: local, not {config.engine.kind}; there one backbone "
                 "would learn from two losses"
             )
+        if config.lora is not None:
+            raise ConfigError("use_separate_critic: false needs lora: null; a value head stands on a whole model")
         if named:
             raise ConfigError(f"{named[0]} contradicts use_separate_critic: false; leave one of them out")
         return []
