@@ -78,6 +78,8 @@ def _view(facts: Facts) -> dict[str, Any]:
     return {
         "colours": PALETTE,
         "algorithm": config.algorithm,
+        "from_pairs": not config.learns_from_rewards(),
+        "direct": not config.learns_from_rewards() and not config.fits_reward_model(),
         "key": facts.key,
         "agents": config.training.num_agents,
         "verdict": _verdict(facts),
@@ -140,7 +142,7 @@ def _cards(facts: Facts) -> list[dict[str, str]]:
             cells = _win_rate(rows[-1], name)
             if cells:
                 cards.append({"name": f"Last team beats the {words}", "value": cells[0], "note": cells[1]})
-    if numbers.collection:
+    if numbers.collection and not facts.config.learns_from_rewards():
         total = sum(row.get("collect_pairs", 0) for row in numbers.collection)
         cards.append({"name": "Preference pairs", "value": f"{total:,.0f}", "note": "made in all iterations"})
     if numbers.updates:

@@ -229,6 +229,7 @@ def test_critics_have_pictures_of_their_own(make_job: MakeJob) -> None:
     write_curve(job.plots / "collection.csv", rows)
     write_curve(job.plots / "training.csv", updates)
     page = page_of(job)
+    assert "Sample pairs" not in page.text and "Preference pairs" not in page.text
     assert "The critics" in page.text and "How undecided the agents are" in page.text
     drawn = {path.stem: path.read_text() for path in picture_paths(job)}
     assert ">explained variance<" in drawn["explained_variance"]
@@ -247,7 +248,7 @@ def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: Mak
         }  # fmt: skip
         write_json(job.store.training_state(iteration) / METRICS, measures)
     page = page_of(job)
-    assert page.count("svg") == SHOWN + 3
+    assert page.count("svg") == SHOWN  # three more, without the three of MADPO
     assert "The reward model" in page.text and "Distance from the reference" in page.text
     drawn = {path.stem: path.read_text() for path in picture_paths(job)}
     assert "held-out pairs in the right order" in drawn["reward_accuracy"]
