@@ -160,6 +160,8 @@ class OptimizationFields(Settings):
         devices = getattr(self, "agent_devices", None)
         if self.lora is not None and self.lora.share_base and isinstance(devices, list) and len(set(devices)) > 1:
             raise ValueError("agent_devices names several devices, and lora.share_base keeps one base on one of them")
+        if devices and devices != "cpu" and self.engine.is_launched():
+            raise ValueError("agent_devices goes with one process; of several, each has the GPU of its own number")
         return self
 
     @model_validator(mode="after")

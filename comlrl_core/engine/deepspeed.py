@@ -64,15 +64,10 @@ class DeepSpeedEngine:
             dist_init_required=False,
         )[0]
         self._optimizer.idle = False
+        self.model: nn.Module = self._engine  # to be called; its outputs are the wrapped model's
         self._pending = False
         self._step = 0
         self._total_steps: int | None = None
-
-    @property
-    def model(self) -> nn.Module:
-        """The module to call; its outputs are the wrapped model's."""
-        wrapper: nn.Module = self._engine
-        return wrapper
 
     def begin(self, total_steps: int) -> None:
         """Restarts the learning-rate schedule over `total_steps` steps; the moments stay."""

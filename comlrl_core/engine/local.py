@@ -27,7 +27,7 @@ class LocalEngine:
     """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
-        self.model = model
+        self.model: nn.Module = model
         self.settings = settings
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from comlrl_core.team.agent import Agent, make_agent
 from comlrl_core.team.formatters import Formatter, FormatterSpec, render, resolve_formatters
 from comlrl_core.team.generation import Generation, Sampling, generate
 from comlrl_core.team.loading import load_model_and_tokenizer
+
+Samples = list[list[Generation]]
 
 ON_LONG_PROMPT = ("fail", "truncate_left")
 DEFAULT_NUM_AGENTS = 2
@@ -143,24 +146,25 @@ class Team:
         ]
         mine = share(range(len(prompts)))  # tasks; the other processes answer the rest
         total = len(mine) * num_candidates * self.num_agents
-        per_agent = []
         with ExitStack() as stack:
             stack.enter_context(gathered(*self.models))
             bar = stack.enter_context(progress_bar(progress, total, "sample")) if progress else None
-            for agent, member in enumerate(self.agents):
-                per_agent.append(
-                    generate(
-                        member.model,
-                        [encoded[agent][t] for t in mine],
-                        num_samples=num_candidates,
-                        sampling=sampling,
-                        keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in mine],
-                        eos_ids=member.eos_ids,
-                        pad_id=member.pad_id,
-                        tokens_per_batch=tokens_per_batch,
-                        on_progress=bar.update if bar is not None else None,
-                    )
+
+            def samples_of(agent: int) -> list[list[Generation]]:
+                member = self.agents[agent]
+                return generate(
+                    member.model,
+                    [encoded[agent][t] for t in mine],
+                    num_samples=num_candidates,
+                    sampling=sampling,
+                    keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in mine],
+                    eos_ids=member.eos_ids,
+                    pad_id=member.pad_id,
+                    tokens_per_batch=tokens_per_batch,
+                    on_progress=bar.update if bar is not None else None,
                 )
+
+            per_agent = _for_each(samples_of, [agent.device for agent in self.agents])
         own = [
             [tuple(samples[place][k] for samples in per_agent) for k in range(num_candidates)]
             for place in range(len(mine))
@@ -254,6 +258,20 @@ def _adapted(
     seeds = [torch_seed("team", "adapter", seed, index) for index in range(len(sources))]
     models = adapter_models(len(sources), lora, load, seeds)
     return [make_agent(i, as_model(model), model.base.tokenizer, sources[0]) for i, model in enumerate(models)]
+
+
+def _for_each(work: Callable[[int], Samples], devices: Sequence[torch.device]) -> list[Samples]:
+    """`work` of every agent; agents on one device one after the other, devices at the same time."""
+    places: dict[torch.device, list[int]] = {}
+    for agent, device in enumerate(devices):
+        places.setdefault(device, []).append(agent)
+    if len(places) == 1:
+        return [work(agent) for agent in range(len(devices))]
+    found: dict[int, Samples] = {}
+    with ThreadPoolExecutor(len(places)) as pool:
+        for done in pool.map(lambda agents: {agent: work(agent) for agent in agents}, places.values()):
+            found |= done
+    return [found[agent] for agent in range(len(devices))]
 
 
 def base_loader(

@@ -90,6 +90,12 @@ def make_job(tmp_path: Path) -> MakeJob:
 
 
 @pytest.fixture
+def build_job() -> MakeJob:
+    """Jobs in any folder; nothing is prepared."""
+    return build
+
+
+@pytest.fixture
 def prepared(tmp_path: Path, prepared_tree: Path) -> MakeJob:
     """Jobs in a folder of this test that holds the task files and the initial team."""
     shutil.copytree(prepared_tree, tmp_path, dirs_exist_ok=True)
