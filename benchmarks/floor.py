@@ -283,12 +283,12 @@ def memory() -> None:
         )
 
 
-PARTS: dict[str, Callable[[Team], Pair]] = {
-    "collection": collection,
-    "rollout": rollout,
-    "update": update_pair,
-    "reinforce": reinforce_pair,
-    "actor-critic": actor_critic_pair,
+PARTS: dict[str, Callable[[Team, int], Pair]] = {
+    "collection": lambda team, steps: collection(team),
+    "rollout": lambda team, steps: rollout(team),
+    "update": lambda team, steps: update_pair(team, steps * BATCH),
+    "reinforce": lambda team, steps: reinforce_pair(team, steps * NODES_PER_STEP),
+    "actor-critic": lambda team, steps: actor_critic_pair(team, steps * BATCH),
 }
 
 
@@ -297,13 +297,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", choices=["0.1M", *SIZES], action="append")
     parser.add_argument("--part", choices=[*PARTS, "memory"], action="append")
+    parser.add_argument("--steps", type=int, default=PAIRS // BATCH, help="how many steps an update has")
     options = parser.parse_args()
     parts = options.part or [*PARTS, "memory"]
     for size in options.model or ["0.1M", *SIZES]:
         for what in [part for part in PARTS if part in parts]:
             team = make_team(size, SIZES.get(size))
             parameters = sum(p.numel() for p in team.models[0].parameters()) / 1e6
-            our_seconds, bare_seconds = best_of(PARTS[what](team), options.repeats)
+            our_seconds, bare_seconds = best_of(PARTS[what](team, options.steps), options.repeats)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
                 f"{parameters:5.2f} M {what:12}  ours {our_seconds:7.2f} s  bare {bare_seconds:7.2f} s  "

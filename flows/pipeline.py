@@ -23,6 +23,7 @@ from flows.yaml_edit import parse, read
 
 __all__ = [
     "PipelineError",
+    "bring_back_outputs",
     "commit",
     "drop_from_cache",
     "dvc_root",
@@ -33,7 +34,6 @@ __all__ = [
     "iteration_key",
     "lock_backup",
     "missing_dependencies",
-    "missing_outputs",
     "restore",
     "set_iterations",
     "status",
@@ -136,19 +136,28 @@ def restore(work_root: Path, stage: str) -> bool:
         return not loaded.repo.stage.load_one(loaded.path, stage).status()
 
 
-def missing_outputs(work_root: Path) -> dict[str, list[str]]:
-    """Stage -> its recorded outputs that are not on disk, for stages that have any, in the pipeline's order."""
+def bring_back_outputs(work_root: Path) -> dict[str, list[str]]:
+    """Check out of DVC's cache each recorded output that is not on disk, whatever else its stage lacks.
+
+    Returns stage -> outputs that are still missing, since the cache does not hold them, in the pipeline's order.
+    """
     file = Path(work_root).resolve() / "dvc.yaml"
     from dvc.repo import Repo, lock_repo
 
     _quiet()
     with _one_at_a_time, Repo(str(file.parent), _wait_for_lock=True) as repo, lock_repo(repo):
         _recover(file.with_name("dvc.lock"))
-        missing = {}
+        missing: dict[str, list[str]] = {}
         for stage in repo.index.stages:
-            gone = [out.def_path for out in stage.outs if out.hash_info and not out.exists]
-            if gone and stage.path_in_repo == os.path.relpath(file, repo.root_dir):
-                missing[stage.addressing.rpartition(":")[2]] = gone
+            if stage.path_in_repo != os.path.relpath(file, repo.root_dir):
+                continue
+            for out in stage.outs:
+                if not out.hash_info or out.exists:
+                    continue
+                if out.use_cache and not out.changed_cache():
+                    out.checkout(force=True)
+                else:
+                    missing.setdefault(stage.addressing.rpartition(":")[2], []).append(out.def_path)
         return missing
 
 

@@ -76,14 +76,14 @@ def reproduce(project: Project, arguments: list[str]) -> int:
 
 
 def bring_back(job: Job) -> list[str]:
-    """Restore missing outputs of stages that nothing else would run; the stages of those that DVC's cache lacks.
+    """Restore missing outputs from DVC's cache; the stages of those that it lacks and that nothing else would run.
 
     DVC itself passes over them under `--allow-missing`, which pruned iterations need.
     """
     again = []
-    for stage, gone in pipeline.missing_outputs(job.work_root).items():
+    for stage, gone in pipeline.bring_back_outputs(job.work_root).items():
         number = int(stage.partition("@")[2] or 0)
-        if _were_pruned(job, number, gone) or pipeline.restore(job.work_root, stage):
+        if _were_pruned(job, number, gone):
             continue
         changed = pipeline.status(job.work_root, stage)
         only_missing = all(missing_file(line, "outs") or missing_file(line, "deps") for line in changed)

@@ -110,7 +110,9 @@ Path(f"replay/iteration_{key}.json").write_text("of " + key)
 """
 
 
-def test_cache_objects_that_a_kept_iteration_shares_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of two stages that do next to nothing, up to date."""
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
     root = tmp_path / "project"
@@ -119,6 +121,24 @@ def test_cache_objects_that_a_kept_iteration_shares_stay(tmp_path: Path, monkeyp
     (root / "stage.py").write_text(STAGE)
     pipeline.init(root)
     subprocess.run(["dvc", "repro", "-q"], cwd=root, check=True)
+    return root
+
+
+def test_missing_outputs_come_back_one_by_one_as_far_as_the_cache_has_them(reproduced: Path) -> None:
+    """The pairs of an iteration whose weights were pruned; and what the cache lacks is named."""
+    root, pairs = reproduced, reproduced / "replay" / "iteration_0001.json"
+    pipeline.drop_from_cache(root, ["iterate@0001"], lambda out: out.def_path.startswith("models"))
+    for folder in ("models/iteration_0001", "models/iteration_0002"):
+        shutil.rmtree(root / folder)
+    pairs.unlink()
+    assert pipeline.bring_back_outputs(root) == {"iterate@0001": ["models/iteration_0001"]}
+    assert pairs.read_text() == "of 0001"
+    assert (root / "models" / "iteration_0002" / "weights").read_text() == "of 0002"
+    assert not (root / "models" / "iteration_0001").exists()
+
+
+def test_cache_objects_that_a_kept_iteration_shares_stay(reproduced: Path) -> None:
+    root = reproduced
     freed = pipeline.drop_from_cache(root, ["iterate@0001"], lambda out: out.def_path.startswith("models"))
     cached = [p.read_text() for p in (root / ".dvc" / "cache" / "files").rglob("*") if p.is_file()]
     assert "of 0001" in cached  # the pairs, which have the same bytes as the weights

@@ -260,7 +260,7 @@ def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: Mak
     page_of(job)
     assert {path.stem: path.read_text() for path in picture_paths(job)} == drawn
     write_json(job.store.training_state(2) / METRICS, {"reward_model/train_pairs": 0.0})  # nothing could be fitted
-    assert page_of(job).count("svg") == SHOWN + 3
+    assert page_of(job).count("svg") == SHOWN
 
 
 def test_one_iteration_of_the_offline_algorithm(make_job: MakeJob) -> None:
