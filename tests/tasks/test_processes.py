@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from comlrl_core.config.run import RunConfig
 from comlrl_core.files import read_jsonl
 from tasks.job import Job
 from tasks.loading import forget
@@ -25,8 +26,11 @@ pytestmark = pytest.mark.slow
 
 Build = Callable[..., Job]
 TWO = {"kind": "deepspeed", "num_processes": 2, "collective_timeout": 120.0, "stage_timeout": 300.0}
-RATE = {"agent_learning_rate": 1e-3}
-REWARDS = {"num_generations": 3, "num_turns": 1, "num_train_epochs": 2, "train_batch_size": 2, "micro_batch_size": 4}
+# The first steps of AdamW have the size of the learning rate even where a gradient is nothing but rounding; with an
+# epsilon above that, what agrees stays together.
+RATE = {"agent_learning_rate": 1e-3, "adam_epsilon": 1e-6}
+SAMPLING = {"seed": 1, "num_threads": 1, "max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": None}
+REWARDS = {"num_generations": 3, "num_turns": 1, "train_batch_size": 2, "micro_batch_size": 4}
 FITTED = {
     "reward_num_train_epochs": 1,
     "reward_train_batch_size": 2,
@@ -73,7 +77,10 @@ def places(tmp_path: Path, build_job: Build) -> Callable[..., tuple[Job, Job]]:
 
     def make(engine: dict[str, Any], **changes: Any) -> tuple[Job, Job]:
         local = build_job(tmp_path / "local", **changes)
-        other = build_job(tmp_path / "other", engine=engine, **changes)
+        values = {**local.config.values(), "engine": engine}
+        config = RunConfig.model_validate(values)
+        other = local.model_copy(update={"source_root": tmp_path / "other", "work_root": tmp_path / "other"})
+        other = other.model_copy(update={"config": config})
         prepare.fn(local)
         forget()
         shutil.copytree(local.work_root, other.work_root)
@@ -112,16 +119,16 @@ def test_preferences(places: Callable[..., tuple[Job, Job]]) -> None:
 
 @pytest.mark.endurance
 def test_rewards(places: Callable[..., tuple[Job, Job]]) -> None:
-    """The other way round: the second pass of a local run goes on on two processes, with a reference."""
-    training = {**REWARDS, **RATE, "reference_kl_enabled": True}
+    """Two passes with a reference; the second of the local run goes on on two processes."""
+    training = {**SAMPLING, **REWARDS, **RATE, "reference_kl_enabled": True}
     local, other = places({**TWO, "zero_stage": 2}, algorithm="magrpo", training=training)
-    learn(other, 1)
     learn(local, 1)
     forget()
-    check(local, other, 1)
-    learn(other, 2)
+    shutil.rmtree(other.work_root)
+    shutil.copytree(local.work_root, other.work_root)
     learn(local, 2)
-    assert_close(local.store.policy(2), other.store.policy(2))
+    learn(other, 2)
+    check(local, other, 2)
 
 
 @pytest.mark.endurance
