@@ -95,7 +95,7 @@ def command(engine: EngineSettings, folder: Path) -> list[str]:
         # The addresses and the way to them are DeepSpeed's affair.
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", engine.hostfile]
         return [*launcher, "--no_local_rank", "--module", "tasks.ranks", str(folder)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(engine.num_processes)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(engine.nproc)]
     if engine.rendezvous:
         launcher += ["--nnodes", str(engine.num_nodes), "--rdzv-backend", "c10d", "--rdzv-id", RENDEZVOUS]
         launcher += ["--rdzv-endpoint", engine.rendezvous]

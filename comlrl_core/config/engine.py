@@ -23,7 +23,7 @@ class EngineSettings(Settings):
         description="What DeepSpeed shards over the processes: 0 nothing, 1 optimizer states, 2 gradients too, "
         "3 weights too.",
     )
-    num_processes: int = Field(
+    nproc: int = Field(
         1, ge=1, le=4096, description="Processes on this machine; above 1 every training stage runs under torchrun."
     )
     offload_optimizer: Literal["none", "cpu", "nvme"] = Field(
@@ -44,7 +44,7 @@ class EngineSettings(Settings):
     gradient_checkpointing: bool = Field(
         False, description="Compute activations again in the backward pass: less memory, about a third more time."
     )
-    num_nodes: int = Field(1, ge=1, le=4096, description="Machines that take part, each with num_processes.")
+    num_nodes: int = Field(1, ge=1, le=4096, description="Machines that take part, each with nproc.")
     rendezvous: str | None = Field(
         None,
         pattern=r"^[^:\s]+:\d+$",
@@ -63,7 +63,7 @@ class EngineSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> "EngineSettings":
         if self.kind == "local":
-            for name in ("num_processes", "num_nodes"):
+            for name in ("nproc", "num_nodes"):
                 if getattr(self, name) > 1:
                     raise ValueError(f"{name}: {getattr(self, name)} needs kind: deepspeed; kind: local is one process")
             for name in ("offload_optimizer", "offload_parameters"):
@@ -91,7 +91,7 @@ class EngineSettings(Settings):
 
     def is_launched(self) -> bool:
         """Whether training stages run in processes of their own, under a launcher."""
-        return self.num_processes * self.num_nodes > 1 or self.hostfile is not None
+        return self.nproc * self.num_nodes > 1 or self.hostfile is not None
 
     def identity(self) -> dict[str, Any]:
         """The part that changes what is learned by more than rounding."""

@@ -51,9 +51,9 @@ class DeepSpeedEngine:
         self._with_master = {name for name, p in self._parameters.items() if p.dtype in LOW_PRECISION}
         self._optimizer = _AdamW(list(self._parameters.values()), settings, self.stage == 0 and not self._low_precision)
         deepspeed = load_deepspeed(engine.collective_timeout)
-        if not engine.hostfile and processes.world_size() != engine.num_processes * engine.num_nodes:
+        if not engine.hostfile and processes.world_size() != engine.nproc * engine.num_nodes:
             raise ConfigError(
-                f"engine: num_processes {engine.num_processes} x num_nodes {engine.num_nodes} were asked for, and "
+                f"engine: nproc {engine.nproc} x num_nodes {engine.num_nodes} were asked for, and "
                 f"{processes.world_size()} are here; start as many with torchrun, or let `comlrl run` do it"
             )
         self._optimizer.idle = True  # some of DeepSpeed's optimizers make a first step to allocate the moments

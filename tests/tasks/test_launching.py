@@ -77,7 +77,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
 
     def make(**engine: Any) -> Job:
-        values = {"engine": {"kind": "deepspeed", "num_processes": 2, **engine}}
+        values = {"engine": {"kind": "deepspeed", "nproc": 2, **engine}}
         return Job.model_validate({"source_root": tmp_path, "work_root": tmp_path, "config": values, "code": "x"})
 
     return make
@@ -228,12 +228,12 @@ def test_one_process_needs_no_launcher(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_rendezvous_and_hostfile_are_passed_on(tmp_path: Path) -> None:
-    several = EngineSettings(kind="deepspeed", num_processes=4, num_nodes=2, rendezvous="node-1:29400")
+    several = EngineSettings(kind="deepspeed", nproc=4, num_nodes=2, rendezvous="node-1:29400")
     words = command(several, tmp_path)
     assert words[1:] == [
         *("-m", "torch.distributed.run", "--nproc-per-node", "4", "--nnodes", "2"),
         *("--rdzv-backend", "c10d", "--rdzv-id", "comlrl", "--rdzv-endpoint", "node-1:29400"),
         *("--module", "tasks.ranks", str(tmp_path)),
     ]
-    words = command(EngineSettings(kind="deepspeed", num_processes=4, hostfile="hosts"), tmp_path)
+    words = command(EngineSettings(kind="deepspeed", nproc=4, hostfile="hosts"), tmp_path)
     assert words[1:5] == ["-m", "deepspeed.launcher.runner", "--hostfile", "hosts"]

@@ -25,7 +25,7 @@ from tasks.update import publish, update
 pytestmark = pytest.mark.slow
 
 Build = Callable[..., Job]
-TWO = {"kind": "deepspeed", "num_processes": 2, "collective_timeout": 120.0, "stage_timeout": 300.0}
+TWO = {"kind": "deepspeed", "nproc": 2, "collective_timeout": 120.0, "stage_timeout": 300.0}
 # The first steps of AdamW have the size of the learning rate even where a gradient is nothing but rounding; with an
 # epsilon above that, what agrees stays together.
 RATE = {"agent_learning_rate": 1e-3, "adam_epsilon": 1e-6}

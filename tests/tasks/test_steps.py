@@ -41,7 +41,7 @@ def test_all_training_settings_but_the_length_are_inputs(prepared: MakeJob) -> N
     assert set(training_identity(job)) == fields - {"num_iterations"} - elsewhere
     rounded = prepared(engine={"precision": "bf16_autocast"})
     assert training_identity(rounded) == training_identity(job) | {"precision": "bf16_autocast"}
-    assert rounded.key() != job.key() == prepared(engine={"kind": "deepspeed", "num_processes": 2}).key()
+    assert rounded.key() != job.key() == prepared(engine={"kind": "deepspeed", "nproc": 2}).key()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from comlrl_core.config.run import RunConfig
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"num_processes": 2}, "num_processes: 2 needs kind: deepspeed"),
+        ({"nproc": 2}, "nproc: 2 needs kind: deepspeed"),
         ({"offload_optimizer": "cpu"}, "offload_optimizer belongs to kind: deepspeed"),
         ({"kind": "deepspeed", "zero_stage": 0, "offload_optimizer": "cpu"}, "needs zero_stage 1, 2 or 3"),
         ({"kind": "deepspeed", "zero_stage": 2, "offload_parameters": "cpu"}, "needs zero_stage 3"),
@@ -31,10 +31,10 @@ def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:
 
 
 def test_the_section_reaches_the_training_settings_and_comes_back_once() -> None:
-    config = RunConfig.model_validate({"engine": {"kind": "deepspeed", "num_processes": 2}})
-    assert config.training.engine.num_processes == 2
+    config = RunConfig.model_validate({"engine": {"kind": "deepspeed", "nproc": 2}})
+    assert config.training.engine.nproc == 2
     values = config.values()
-    assert values["engine"]["num_processes"] == 2 and "engine" not in values["training"]
+    assert values["engine"]["nproc"] == 2 and "engine" not in values["training"]
     assert RunConfig.model_validate(values) == config
     assert RunConfig.model_validate(config.model_dump(exclude_unset=True)) == config
 

@@ -161,8 +161,8 @@ def test_offload_and_further_options_reach_deepspeed() -> None:
 
 def test_the_number_of_processes_must_be_there() -> None:
     assert processes.world_size() == 1
-    with pytest.raises(ConfigError, match=r"num_processes 3 x num_nodes 1 were asked for, and 1 are here"):
-        build_engine(work.small_model(0), OptimizerSettings(1e-3), EngineSettings(kind="deepspeed", num_processes=3))
+    with pytest.raises(ConfigError, match=r"nproc 3 x num_nodes 1 were asked for, and 1 are here"):
+        build_engine(work.small_model(0), OptimizerSettings(1e-3), EngineSettings(kind="deepspeed", nproc=3))
 
 
 def test_nothing_else_imports_deepspeed() -> None:

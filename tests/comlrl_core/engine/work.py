@@ -48,7 +48,7 @@ def sharded_engine(stage: int, **changes: Any) -> EngineSettings:
     """DeepSpeed on as many processes as there are; at stage 3 small weights are sharded too."""
     options = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}
     count = processes.world_size()
-    values = {"kind": "deepspeed", "zero_stage": stage, "num_processes": count, "zero_options": options}
+    values = {"kind": "deepspeed", "zero_stage": stage, "nproc": count, "zero_options": options}
     return EngineSettings.model_validate(values | changes)
 
 
