@@ -5,7 +5,9 @@
 - collection (MADPO) and rollout (MAGRPO): 64 tasks x 2 agents x 8 answers x 32 tokens, against `model.generate` on the
   same prompts, all rows of an agent in one call. Ours decode, score and credit the answers as well.
 - update (MADPO): 256 pairs of 2 agents; reinforce (MAGRPO): 64 nodes of 8 answers of 2 agents; against forward,
-  log-softmax and backward of the same padded batches, 32 rows each. Ours step the optimizer as well.
+  log-softmax and backward of the same padded batches, 32 rows each; actor-critic (MAAC): 256 turns of 2 agents with one
+  answer each, and the central critic's histories, against the same and a backbone without its head. Ours step the
+  optimizer as well.
 - memory: the peak of one update step on top of what lay there before, of a model whose logits outweigh all else, in
   multiples of one fp32 tensor `[B, L, vocab]` (the logits of the batch); the log-softmax would be another one.
 
@@ -14,6 +16,7 @@ with one thread those of an idle machine, whatever else is running. Memory is th
 """
 
 import argparse
+import copy
 import gc
 import random
 import resource
@@ -25,8 +28,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from comlrl_core.algorithms import actor_critic
+from comlrl_core.algorithms.actor_critic import ActorCriticSettings
 from comlrl_core.algorithms.madpo import MADPOUpdateSettings, PairTokens, update
 from comlrl_core.algorithms.reinforce import train_minibatch
+from comlrl_core.critics.critic import CriticModel, SeparateCritic
+from comlrl_core.critics.critics import Critics
 from comlrl_core.engine.local import build_engines
 from comlrl_core.engine.protocol import OptimizerSettings
 from comlrl_core.environments.length_ratio import make_tasks
@@ -34,10 +41,12 @@ from comlrl_core.preference.collection import collect
 from comlrl_core.rewards.contract import Oracle
 from comlrl_core.rewards.length_ratio import length_ratio
 from comlrl_core.rollout.buffer import NodeSample
+from comlrl_core.rollout.episodes import EpisodeSample, Lesson, TemporalDifference
 from comlrl_core.rollout.samples import Credit, node_samples
 from comlrl_core.rollout.tree import TreeShape, grow
 from comlrl_core.team.agent import Agent
 from comlrl_core.team.generation import Sampling
+from comlrl_core.team.scalar import ScalarHead, padded
 from comlrl_core.team.team import Team
 from comlrl_core.team.tiny import load_tiny
 
@@ -172,6 +181,42 @@ def reinforce_pair(team: Team, count: int = NODES) -> Pair:
     return ours, bare
 
 
+def actor_critic_pair(team: Team, count: int = PAIRS) -> Pair:
+    """(ours, bare) update of two agents and a central critic on the same turns of episodes."""
+    rng = random.Random(0)
+
+    def turn() -> EpisodeSample:
+        prompts = (drawn_ids(rng, 12, 24), drawn_ids(rng, 12, 24))
+        completions = ((drawn_ids(rng, 16, 33),), (drawn_ids(rng, 16, 33),))
+        advantages = ((rng.choice((-1, 1)) * rng.uniform(0.1, 1.0),),) * 2
+        lesson = Lesson((prompts[0] + prompts[1],), (0.0,), ((rng.random(),),))
+        return EpisodeSample(1, 0, prompts, completions, advantages, (False, False), (lesson,))
+
+    turns = [turn() for _ in range(count)]
+    batches = [turns[start : start + 2 * BATCH] for start in range(0, count, 2 * BATCH)]
+    optimizer = OptimizerSettings(learning_rate=1e-4)
+    engines = build_engines(team.models, optimizer)
+    base = copy.deepcopy(team.models[0].base_model)
+    model = CriticModel(base, team.agents[0].tokenizer, ScalarHead(base, None, 0))
+    critics = Critics((SeparateCritic(model, build_engines([model], optimizer)[0]),), True, 2)
+    settings = ActorCriticSettings(Sampling(NEW_TOKENS), 0, TemporalDifference())
+
+    def ours() -> None:
+        for batch in batches:
+            actor_critic.train_minibatch(team, engines, critics, batch, settings)
+
+    def bare() -> None:
+        for batch in batches:
+            for index, actor in enumerate(team.models):
+                rows = [list(one.prompts[index] + one.completions[index][0]) for one in batch]
+                forward_backward(actor, rows, team.pad_ids[index])
+            ids, mask = padded([one.lessons[0].inputs[0] for one in batch], team.pad_ids[0], torch.device("cpu"))
+            base(input_ids=ids, attention_mask=mask.long()).last_hidden_state[:, -1].sum().backward()
+            base.zero_grad(set_to_none=True)
+
+    return ours, bare
+
+
 def forward_backward(model: PreTrainedModel, rows: list[list[int]], pad: int) -> None:
     """Log-probabilities of all tokens by a full log-softmax, and a backward pass."""
     width = max(map(len, rows))
@@ -243,6 +288,7 @@ PARTS: dict[str, Callable[[Team, int], Pair]] = {
     "rollout": lambda team, steps: rollout(team),
     "update": lambda team, steps: update_pair(team, steps * BATCH),
     "reinforce": lambda team, steps: reinforce_pair(team, steps * NODES_PER_STEP),
+    "actor-critic": lambda team, steps: actor_critic_pair(team, steps * BATCH),
 }
 
 
@@ -261,7 +307,7 @@ def main() -> None:
             our_seconds, bare_seconds = best_of(PARTS[what](team, options.steps), options.repeats)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"{parameters:5.2f} M {what:10}  ours {our_seconds:7.2f} s  bare {bare_seconds:7.2f} s  "
+                f"{parameters:5.2f} M {what:12}  ours {our_seconds:7.2f} s  bare {bare_seconds:7.2f} s  "
                 f"ratio {our_seconds / bare_seconds:.2f}  peak memory {peak:.0f} MB",
                 flush=True,
             )

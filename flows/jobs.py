@@ -40,7 +40,9 @@ def plan(project: Project, config: RunConfig) -> Plan:
     if own and mine is not None:
         if config.num_iterations < mine.num_iterations:
             logger.info("params.yaml has %d iterations: the run goes to its end", mine.num_iterations)
-        config = mine.model_copy(update={"tracking": config.tracking})
+        config = RunConfig.model_validate(
+            {**mine.values(), "tracking": config.tracking.model_dump(), "engine": config.engine.model_dump()}
+        )
     work_root = project.work_root if own else project.work_root / RUNS / run_key(config)
     job = Job(source_root=project.work_root, work_root=work_root, config=config, code=package_digest())
     tracked = own and pipeline.is_tracked(project.work_root)
@@ -116,6 +118,6 @@ def params_text(config: RunConfig) -> str:
 def _results(config: RunConfig) -> dict[str, Any]:
     """The settings that decide what a run writes into its folder, without its length."""
     values = config.values()
-    for name in ("tracking", "num_iterations"):
+    for name in ("tracking", "num_iterations", "engine"):
         values.pop(name)
-    return values
+    return values | config.engine.identity()

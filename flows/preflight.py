@@ -34,7 +34,7 @@ from tasks.oracle import oracle
 
 FORMATTED_ROWS = 8  # how many rows of each task set a Python formatter is tried on
 DEVICES = "cpu, cuda, cuda:0, cuda:1 ..."
-DEVICE_FIELDS = ("agent_devices", "reference_devices", "comparator_devices", "critic_devices")
+DEVICE_FIELDS = ("agent_devices", "reference_devices", "comparator_devices", "critic_devices", "reward_model_device")
 _CPU = re.compile(r"cpu(:0)?")
 _GPU = re.compile(r"cuda(:\d+)?|mps(:0)?")
 _GPU_ENTRIES = ("nvidia*", "nvmap", "nvhost-gpu", "kfd", "dxg")  # of /dev: NVIDIA, Jetson, ROCm, WSL
@@ -104,7 +104,8 @@ def _check_devices(job: Job, source: str | Path) -> None:
         given = _training(job, field)
         for name in [given] if isinstance(given, str) else given or []:
             with _named(source, f"training.{field}"):
-                _check_device(name)
+                if name != "auto":
+                    _check_device(name)
 
 
 def _check_device(name: str) -> None:

@@ -7,11 +7,13 @@ from prefect import task
 
 from comlrl_core.algorithms.preference_learning import sampling
 from comlrl_core.config.fields import ComparatorFields
+from comlrl_core.engine.processes import by_first
 from comlrl_core.preference.candidates import write_candidates
 from comlrl_core.preference.collection import collect as collect_answers
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import comparator, live, release_comparator, settle, train_tasks
+from tasks.launching import launched
+from tasks.loading import comparator, release_comparator, sampling_team, settle, train_tasks
 from tasks.steps import steps_of
 
 logger = logging.getLogger("comlrl_core.stages")
@@ -25,6 +27,7 @@ def num_chunks(job: Job) -> int:
 
 
 @task(name="collect", task_run_name="collect-{chunk}", **OPTIONS)
+@launched
 def collect(job: Job, iteration: int, chunk: int) -> Path:
     """Let the team and the comparator of `iteration` answer the tasks of `chunk`; returns the file of
     candidates.
@@ -39,7 +42,7 @@ def collect(job: Job, iteration: int, chunk: int) -> Path:
     size = training.collection_batch_size or len(tasks)
     try:
         candidates = collect_answers(
-            live(job, iteration - 1).team,
+            sampling_team(job, iteration - 1),
             comparator(job, iteration),
             tasks[chunk * size : (chunk + 1) * size],
             num_candidates=training.preference_num_candidates,
@@ -54,4 +57,4 @@ def collect(job: Job, iteration: int, chunk: int) -> Path:
     except BaseException:
         release_comparator()
         raise
-    return write_candidates(target, candidates)
+    return by_first(lambda: write_candidates(target, candidates))

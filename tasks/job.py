@@ -14,7 +14,8 @@ from comlrl_core.digests import digest_values
 from comlrl_core.store import Store
 
 # Settings that change neither weights nor iteration files; a run keeps its key when they change.
-NOT_IDENTITY = ("num_iterations", "tracking", "evaluation")
+# Engines and numbers of processes agree up to rounding, so that a run can go on with another one.
+NOT_IDENTITY = ("num_iterations", "tracking", "evaluation", "engine")
 RUN_KEY_DIGITS = 12
 BUILTIN_TRANSITIONS = {"builtin:length_ratio": "comlrl_core.environments.length_ratio:transition"}
 
@@ -96,4 +97,5 @@ def run_key(config: RunConfig) -> str:
     values: dict[str, Any] = config.values()
     for name in NOT_IDENTITY:
         values.pop(name, None)
+    values |= config.engine.identity()
     return digest_values("run", values)[:RUN_KEY_DIGITS]

@@ -28,8 +28,9 @@ from comlrl_core.rollout.transition import Transition
 from comlrl_core.store import manifest_digest
 from comlrl_core.team.checkpoint import load_team_folder
 from comlrl_core.team.formatters import Formatter, resolve_formatters, text_formatters
-from comlrl_core.team.team import Team, load_team
+from comlrl_core.team.team import Team, base_loader, load_team
 from tasks.job import BUILTIN_TRANSITIONS, Job
+from tasks.launching import in_rank
 from tasks.oracle import oracle as oracle
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Live:
         """Forget all optimizer moments."""
         self.engines = make_engines(self.team, config.training)
         if self.critics is not None:
-            renew_engines(self.critics, self.engines, critic_optimizer(config.critics()))
+            renew_engines(self.critics, self.engines, critic_optimizer(config.critics()), config.training.engine)
 
 
 _kept: dict[tuple[Path, str], Live] = {}
@@ -114,7 +115,16 @@ def initial_team(job: Job) -> Team:
         seed=training.seed,
         devices=training.agent_devices,
         on_long_prompt=team.on_long_prompt,
+        lora=training.lora,
     )
+
+
+def reference(job: Job, team: Team) -> Team:
+    """The run's first policies, frozen; of adapters on one base this is the base itself, which is in memory anyway."""
+    training = job.config.training
+    if training.lora is not None and training.reference_devices is None:
+        return team.without_adapters()
+    return policy(job, 0, training.reference_devices)
 
 
 def policy(job: Job, iteration: int, devices: Any = None) -> Team:
@@ -124,9 +134,15 @@ def policy(job: Job, iteration: int, devices: Any = None) -> Team:
 
 def _read_policy(job: Job, iteration: int, devices: Any) -> Team:
     options = {k: v for k, v in job.config.team.model_options.items() if k != "special_tokens"}  # saved with the model
-    return load_team_folder(
-        job.store.policy(iteration), formatters(job), devices, job.config.team.on_long_prompt, options
-    )
+    adapters = None
+    if job.config.training.lora is not None:
+        team = job.config.team
+        source = model_source(job, (team.agents or [team.agent_model or ""])[0])
+        place = devices[0] if isinstance(devices, list) else devices
+        load = base_loader(source, None, team.model_options, job.config.training.seed, place)
+        adapters = job.config.training.lora, load
+    folder, on_long_prompt = job.store.policy(iteration), job.config.team.on_long_prompt
+    return load_team_folder(folder, formatters(job), devices, on_long_prompt, options, adapters)
 
 
 def frozen(team: Team) -> Team:
@@ -178,6 +194,24 @@ def critic_models(job: Job) -> list[str]:
     return [model_source(job, str(source)) for source in sources]
 
 
+def sampling_team(job: Job, iteration: int) -> Team:
+    """The team that `iteration` left behind, to sample from.
+
+    In one process it is the one in training. Processes that a stage started for its sampling have no use for an
+    optimizer: there it is frozen.
+    """
+    if not in_rank():
+        return live(job, iteration).team
+    key = (job.work_root, manifest_digest(job.store, iteration))
+    if key not in _sampling:
+        _sampling.clear()
+        _sampling[key] = policy(job, iteration, job.config.training.agent_devices)
+    return _sampling[key]
+
+
+_sampling: dict[tuple[Path, str], Team] = {}
+
+
 def is_live(job: Job, iteration: int) -> bool:
     """Whether the team of `iteration` is in memory already."""
     return (job.work_root, manifest_digest(job.store, iteration)) in _kept
@@ -216,7 +250,7 @@ def comparator(job: Job, iteration: int) -> Comparator | None:
         release_comparator()
         _comparators[key] = open_comparator(
             training,
-            live(job, iteration - 1).team,
+            sampling_team(job, iteration - 1),
             iteration,
             lambda index: policy(job, index, training.comparator_devices),
             lambda sources: load_models(job, sources, training.comparator_devices),

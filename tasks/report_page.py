@@ -78,6 +78,8 @@ def _view(facts: Facts) -> dict[str, Any]:
     return {
         "colours": PALETTE,
         "algorithm": config.algorithm,
+        "from_pairs": not config.learns_from_rewards(),
+        "direct": not config.learns_from_rewards() and not config.fits_reward_model(),
         "key": facts.key,
         "agents": config.training.num_agents,
         "verdict": _verdict(facts),
@@ -140,7 +142,7 @@ def _cards(facts: Facts) -> list[dict[str, str]]:
             cells = _win_rate(rows[-1], name)
             if cells:
                 cards.append({"name": f"Last team beats the {words}", "value": cells[0], "note": cells[1]})
-    if numbers.collection:
+    if numbers.collection and not facts.config.learns_from_rewards():
         total = sum(row.get("collect_pairs", 0) for row in numbers.collection)
         cards.append({"name": "Preference pairs", "value": f"{total:,.0f}", "note": "made in all iterations"})
     if numbers.updates:
@@ -224,6 +226,11 @@ def _captions(facts: Facts) -> dict[str, str]:
         "the model likes and the task does not.",
         "divergence": "Mean divergence (KL, sampled) of each agent's answers from the team before any training, while "
         "they were collected.",
+        "value_loss": f"Mean squared difference between what a critic says and its target. {smoothed}",
+        "explained_variance": "Share of the targets' variance that the critics' values account for, when the answers "
+        "were collected: 1 is a perfect critic; at 0 it tells histories apart no better than a constant.",
+        "entropy": "Minus the mean log-probability of the sampled tokens that an update trains on. Near 0 an agent "
+        f"always says the same. {smoothed}",
         "lengths": "Mean length of each agent's answers to held-out tasks, the end-of-text token included.",
         "finished": "Share of each agent's held-out answers that were not cut off at the longest length.",
         "seconds": "Time that each stage took, attempts added up; iteration 0 makes and measures the initial team.",

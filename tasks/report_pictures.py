@@ -42,7 +42,12 @@ MOST_LINES = 40  # marks of iterations on an axis of environment steps
 MOST_NAMED_AGENTS = 8
 SMOOTHED_SHARE = 5  # a running mean goes over a fifth of an iteration's updates
 
-STAGES = ("prepare", "collect", "score", "pair", "sample", "update", "publish", "evaluate")
+# In their order; a run collects pairs or rolls out, never both.
+STAGE_COLOURS = {
+    "prepare": "blue", "collect": "orange", "score": "green", "pair": "pink", "sample": "amber", "fit": "ink",
+    "rollout": "orange", "update": "sky", "publish": "brown", "evaluate": "grey",
+}  # fmt: skip
+STAGES = tuple(STAGE_COLOURS)
 FATES = {
     "pairs": ("became pairs", "blue"),
     "not_selected": ("more than the task's share", "sky"),
@@ -237,6 +242,24 @@ def divergence(numbers: Numbers) -> Figure | None:
     return _per_agent(numbers.collection, r"kl_agent_(\d+)", "nats per answer")
 
 
+def value_loss(numbers: Numbers) -> Figure | None:
+    return _training(numbers, "squared error", [("value_loss", "critics", "blue")])
+
+
+def explained_variance(numbers: Numbers) -> Figure | None:
+    figure, axes = new_axes("iteration", "explained variance")
+    if not _curve(axes, numbers.collection, "critic_explained_variance", "blue", 0, None):
+        return None
+    axes.axhline(0, color=LIGHT["grey"], linewidth=1, linestyle="--")
+    axes.set_ylim(top=1.04)
+    _whole_numbers(axes, numbers.collection)
+    return figure
+
+
+def entropy(numbers: Numbers) -> Figure | None:
+    return _training(numbers, "nats per token", [("entropy", "all agents", "blue")])
+
+
 def lengths(numbers: Numbers) -> Figure | None:
     return _per_agent(numbers.evaluation, r"eval_agent_(\d+)_tokens", "tokens per answer")
 
@@ -256,8 +279,7 @@ def seconds(numbers: Numbers) -> Figure | None:
     figure, axes = new_axes("iteration", "seconds")
     present = [stage for stage in STAGES if any(stage in of_stage for of_stage in spent.values())]
     parts = [
-        (stage, SERIES[STAGES.index(stage)], [of_stage.get(stage, 0.0) for of_stage in spent.values()])
-        for stage in present
+        (stage, STAGE_COLOURS[stage], [of_stage.get(stage, 0.0) for of_stage in spent.values()]) for stage in present
     ]
     stacked(axes, list(spent), parts)
     _whole_numbers(axes, [{"iteration": iteration} for iteration in spent])
@@ -280,13 +302,16 @@ CHARTS: dict[str, tuple[str, Chart]] = {
     "win_rates": ("How often the team wins", win_rates),
     "distributions": ("Rewards of the collected answers", distributions),
     "pairs": ("What became of the comparisons", pairs),
-    "loss": ("Preference loss", loss),
+    "loss": ("Loss", loss),
     "accuracy": ("Pairs that the team orders rightly", accuracy),
     "margin": ("Margin between winner and loser", margin),
     "log_probs": ("How likely winners and losers are", log_probs),
     "reward_accuracy": ("Pairs that the reward model orders rightly", reward_accuracy),
     "rank_correlation": ("Agreement of reward model and task reward", rank_correlation),
     "divergence": ("Distance from the reference", divergence),
+    "value_loss": ("Error of the critics", value_loss),
+    "explained_variance": ("What the critics foresee", explained_variance),
+    "entropy": ("How undecided the agents are", entropy),
     "lengths": ("Length of answers", lengths),
     "finished": ("Finished answers", finished),
     "seconds": ("Seconds per stage", seconds),

@@ -10,13 +10,15 @@ from prefect import task
 from comlrl_core.algorithms import marlhf
 from comlrl_core.algorithms.rollout_loop import Hooks
 from comlrl_core.algorithms.shared import Learned, Metrics
+from comlrl_core.engine.processes import by_first
 from comlrl_core.files import read_json, write_json
 from comlrl_core.preference.reward_model import JointRewardModel, save_reward_model
 from comlrl_core.preference.reward_model.files import FOLDER
 from comlrl_core.rewards.contract import Oracle
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import Live, model_source, policy, settle, train_tasks
+from tasks.launching import launched
+from tasks.loading import Live, model_source, reference, settle, train_tasks
 from tasks.oracle import oracle
 from tasks.pruned import curve_path
 from tasks.records import read_records
@@ -29,6 +31,7 @@ DIVERGENCE = "kl/"
 
 
 @task(name="fit", **OPTIONS)
+@launched
 def fit(job: Job, iteration: int) -> Path:
     """Fit the reward model to the drawn pairs; returns the file of its measures.
 
@@ -60,7 +63,7 @@ def fit(job: Job, iteration: int) -> Path:
         result.train_pairs,
         "" if accuracy is None else f", right on {accuracy:.0%} of held-out pairs",
     )
-    write_json(steps.fit, {"train_pairs": result.train_pairs, "metrics": metrics}, indent=2)
+    by_first(lambda: write_json(steps.fit, {"train_pairs": result.train_pairs, "metrics": metrics}, indent=2))
     return steps.fit
 
 
@@ -90,7 +93,7 @@ def learn_from_reward_model(job: Job, iteration: int, steps: Steps, left: Live) 
         iteration=iteration,
         learned=Learned([], left.environment_steps),
         critics=left.critics,
-        reference=policy(job, 0, config.reference_devices) if marlhf.needs_reference(config) else None,
+        reference=reference(job, left.team) if marlhf.needs_reference(config) else None,
         hooks=Hooks(on_rollout=on_rollout),
     )
     metrics |= {name: fmean(values) for name, values in divergences.items()}

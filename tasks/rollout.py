@@ -16,7 +16,8 @@ from comlrl_core.files import iter_jsonl, write_jsonl
 from comlrl_core.store import MANIFEST
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import Live, oracle, policy, settle, take, train_tasks, transition
+from tasks.launching import launched
+from tasks.loading import Live, oracle, reference, settle, take, train_tasks, transition
 from tasks.pruned import curve_path
 from tasks.steps import steps_of
 from tasks.update import write_finished
@@ -27,6 +28,7 @@ ROLLOUTS = "rollouts.jsonl"
 
 
 @task(name="rollout", **OPTIONS)
+@launched
 def rollout(job: Job, iteration: int) -> Path:
     """Roll out and learn from every training task once; returns the folder of the new weights (not published yet)."""
     steps = steps_of(job, iteration)
@@ -53,7 +55,7 @@ def _learn(job: Job, iteration: int, left: Live, hooks: Hooks) -> Learned:
         "epoch": iteration - 1,
         "learned": Learned([], left.environment_steps),
         "transition": transition(job),
-        "reference": policy(job, 0, config.reference_devices) if config.reference_kl_enabled else None,
+        "reference": reference(job, left.team) if config.reference_kl_enabled else None,
         "hooks": hooks,
     }
     if isinstance(config, MAACConfig):

@@ -19,6 +19,7 @@ from comlrl_core.files import sha256_file
 from comlrl_core.rewards.loading import BUILTIN_PREFIX, load_reward
 from comlrl_core.store import manifest_digest
 from tasks.job import BUILTIN_TRANSITIONS, Job
+from tasks.launching import end_leftovers
 from tasks.oracle import oracle
 
 NAME_DIGITS = 16
@@ -79,7 +80,11 @@ def clear_before(job: Job, iteration: int) -> None:
 
 
 def clear_aside(job: Job) -> None:
-    """Remove what a killed process had begun to write aside; only for who holds the project's lock."""
+    """End processes that a killed run left behind, and remove what it had begun to write aside.
+
+    Only for who holds the project's lock.
+    """
+    end_leftovers(job)
     root = job.work_root
     for folder in (root / "data", job.store.replay, job.store.models, job.store.state, job.plots, job.scratch):
         for path in [*folder.rglob(".*.tmp"), *folder.rglob(".*.partial")]:
@@ -125,7 +130,7 @@ def inputs_after(job: Job, iteration: int, previous: str) -> str:
 
 def training_identity(job: Job) -> dict[str, Any]:
     """The training settings without the length of the run."""
-    values = job.config.training.model_dump(mode="json")
+    values = job.config.training.model_dump(mode="json", exclude={"engine", "lora"}) | job.config.engine.identity()
     decays = job.config.learns_from_rewards() and job.config.training.lr_schedule in ("linear", "cosine")
     if job.config.algorithm not in OFFLINE and not decays:  # a schedule over all epochs depends on their number
         values.pop(length_field(type(job.config.training)))

@@ -15,13 +15,15 @@ from comlrl_core.algorithms.preference_learning import (
 )
 from comlrl_core.critics.files import save_critics
 from comlrl_core.critics.layout import FOLDER as CRITIC_FOLDER
+from comlrl_core.engine.processes import by_first
 from comlrl_core.files import read_jsonl, sha256_file, write_json
 from comlrl_core.preference.reward_model.files import FOLDER
-from comlrl_core.publishing import publish_policy
-from comlrl_core.store import MANIFEST, IterationEntry, link_folder, manifest_digest, whole_folder
+from comlrl_core.publishing import folder_for_all, publish_policy
+from comlrl_core.store import MANIFEST, IterationEntry, link_folder, manifest_digest
 from tasks.calling import OPTIONS
 from tasks.job import Job
-from tasks.loading import Live, keep, policy, settle, take
+from tasks.launching import launched
+from tasks.loading import Live, keep, reference, settle, take
 from tasks.pair import entry_of
 from tasks.pruned import curve_path
 from tasks.records import read_records
@@ -32,6 +34,7 @@ logger = logging.getLogger("comlrl_core.stages")
 
 
 @task(name="update", **OPTIONS)
+@launched
 def update(job: Job, iteration: int) -> Path:
     """Train the team on the drawn pairs; returns the folder of its new weights (not published yet)."""
     steps = steps_of(job, iteration)
@@ -56,7 +59,7 @@ def update(job: Job, iteration: int) -> Path:
             config,
             iteration=iteration,
             environment_steps=left.environment_steps,
-            load_initial=lambda: policy(job, 0, config.reference_devices),
+            load_initial=lambda: reference(job, left.team),
         )
 
         def write_more(state: Path) -> None:
@@ -80,9 +83,9 @@ def write_finished(
 
     `entry` is the iteration file that the iteration wrote, None for algorithms that write none.
     """
-    with whole_folder(steps.state) as state:
+    with folder_for_all(steps.state) as state:
         save_training_state(state, left.engines, job.config.training, iteration, learned, left.critic_engines)
-        write_more(state)
+        by_first(lambda: write_more(state))
     if left.critics is not None:
         save_critics(left.critics, steps.critic)
     before = job.store.manifest(iteration - 1)

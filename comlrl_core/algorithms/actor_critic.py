@@ -22,7 +22,9 @@ from comlrl_core.algorithms.policy_updates import policy_gradients, policy_metri
 from comlrl_core.algorithms.rollout_loop import Hooks, LoopSettings, rollout_epoch
 from comlrl_core.algorithms.shared import Learned, Metrics, sampling
 from comlrl_core.critics.critics import Critics
+from comlrl_core.engine.processes import even_share
 from comlrl_core.engine.protocol import Engine, agents_by_engine
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError
 from comlrl_core.rl.advantages import group_advantages
 from comlrl_core.rl.values import clipped_value_loss, value_loss
@@ -192,29 +194,30 @@ def actor_critic_epoch(
     stream = (settings.seed, iteration, "rollout", epoch)
 
     def collect(some: Sequence[Mapping[str, Any]], version: int) -> Collected[EpisodeSample]:
-        levels = grow(
-            team,
-            scorer,
-            some,
-            settings.shape,
-            sampling=settings.sampling,
-            stream=stream,
-            transition=transition,
-            tokens_per_batch=settings.tokens_per_batch,
-        )
-        return episode_samples(
-            team,
-            critics,
-            some,
-            levels,
-            settings.rule,
-            sampling=settings.sampling,
-            stream=stream,
-            version=version,
-            reference=reference,
-            batch_size=settings.micro_batch_size,
-            tokens_per_batch=settings.tokens_per_batch,
-        )
+        with gathered(*team.models):  # once for all turns
+            levels = grow(
+                team,
+                scorer,
+                some,
+                settings.shape,
+                sampling=settings.sampling,
+                stream=stream,
+                transition=transition,
+                tokens_per_batch=settings.tokens_per_batch,
+            )
+            return episode_samples(
+                team,
+                critics,
+                some,
+                levels,
+                settings.rule,
+                sampling=settings.sampling,
+                stream=stream,
+                version=version,
+                reference=reference,
+                batch_size=settings.micro_batch_size,
+                tokens_per_batch=settings.tokens_per_batch,
+            )
 
     return rollout_epoch(
         tasks,
@@ -304,27 +307,31 @@ def _value_gradients(
     rows.sort(key=lambda row: len(row[0]))  # neighbours in length share a forward pass
     count = sum(len(targets) for _, _, targets in rows)
     size = settings.micro_batch_size or len(rows)
-    total = 0.0
+    found = 0.0
     with scoring_mode(*critic.modules):
         for start in range(0, len(rows), size):
-            some = rows[start : start + size]
+            own_share = even_share(rows[start : start + size])  # what other processes do not take, and fillers
+            some = [row for row, _ in own_share]
+            counts = torch.tensor([float(mine) for (_, _, targets), mine in own_share for _ in targets])
             place = torch.tensor([number for number, (_, _, targets) in enumerate(some) for _ in targets])
             aims = torch.tensor([target for _, _, targets in some for target in targets], dtype=torch.float64)
             old = torch.tensor([value for _, value, _ in some], dtype=torch.float64)
 
-            def loss(values: Tensor, place: Tensor = place, aims: Tensor = aims, old: Tensor = old) -> Tensor:
+            def loss(
+                values: Tensor, place: Tensor = place, aims: Tensor = aims, old: Tensor = old, counts: Tensor = counts
+            ) -> Tensor:
                 place = place.to(values.device)
                 own, target = values[place], aims.to(values)
                 if settings.value_clip_range is None:
                     errors = value_loss(own, target)
                 else:
                     errors = clipped_value_loss(own, old.to(values)[place], target, settings.value_clip_range)
-                return settings.value_loss_coef * errors.sum() / count
+                return settings.value_loss_coef * (errors * counts.to(errors)).sum() / count
 
-            total += critic.backward([ids for ids, _, _ in some], loss)
-            if not math.isfinite(total):
+            found += critic.backward([ids for ids, _, _ in some], loss)
+            if not math.isfinite(found):
                 return math.nan
-    return total / settings.value_loss_coef if settings.value_loss_coef else 0.0
+    return found / settings.value_loss_coef if settings.value_loss_coef else 0.0
 
 
 def _check(

@@ -5,6 +5,8 @@ from typing import Literal, Protocol
 from pydantic import Field, model_validator
 
 from comlrl_core.config import fields
+from comlrl_core.config.engine import EngineSettings
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.notices import say_once
 
 PUBLISHED_CLIP_RANGE = 0.2
@@ -20,6 +22,8 @@ class CriticConfig(Protocol):
     q_baseline_samples: int
     critic_model_name: str | None
     critic_devices: str | list[str] | None
+    engine: EngineSettings
+    lora: LoraSettings | None
     seed: int
 
     def has_central_critic(self) -> bool: ...

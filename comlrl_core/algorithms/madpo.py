@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from comlrl_core.algorithms.shared import NONFINITE_LIMIT, Metrics
+from comlrl_core.engine.processes import even_share, gather_rows
 from comlrl_core.engine.protocol import Engine, StepResult, agents_by_engine
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError, DataError, TrainingError
 from comlrl_core.progress import progress
 from comlrl_core.rl.logprobs import mean_logprobs, sequence_logprobs
@@ -141,14 +143,15 @@ def reference_margins(
     # Neighbours in length share a batch, which saves pads. A row does not depend on its batch.
     by_length = sorted(range(len(pairs)), key=lambda index: pairs[index].longest)
     result: Tensor | None = None
-    with scoring_mode(*models), progress("Reference margins", len(pairs), "pair") as bar:
+    with gathered(*models), scoring_mode(*models), progress("Reference margins", len(pairs), "pair") as bar:
         for indices in _chunks(by_length, batch_size):
-            chunk = [pairs[index] for index in indices]
+            own = even_share(indices)
+            chunk = [pairs[index] for index, _ in own]
             columns = [
                 pair_margins(model, chunk, agent, pad_id, normalised)[0].cpu()
                 for agent, (model, pad_id) in enumerate(zip(models, pad_ids, strict=True))
             ]
-            margins = torch.stack(columns, dim=1)
+            margins = gather_rows(torch.stack(columns, dim=1), [mine for _, mine in own], len(indices))
             result = margins.new_empty(len(pairs), len(models)) if result is None else result
             result[indices] = margins
             bar.update(len(indices))
@@ -282,17 +285,23 @@ def _train_minibatch(
     rows: list[Tensor] = []
     nonfinite = ""
     for indices in _chunks(live, settings.micro_batch_size or len(batch)):
-        chunk = [pairs[index] for index in indices]
-        scored = [pair_margins(m, chunk, i, pad_ids[i], settings.normalised) for i, m in enumerate(models)]
+        own = even_share(indices)  # what the other processes do not take; fillers count for nothing
+        chunk = [pairs[index] for index, _ in own]
+        scored = [
+            pair_margins(engine.model, chunk, i, pad_ids[i], settings.normalised) for i, engine in enumerate(engines)
+        ]
         margins, winners, losers = (list(column) for column in zip(*scored, strict=True))
         if reference is not None:
-            margins = [margin - reference[indices, i].to(margin) for i, margin in enumerate(margins)]
-        rows.append(_measure(margins, winners, losers, settings))
+            places = [index for index, _ in own]
+            margins = [margin - reference[places, i].to(margin) for i, margin in enumerate(margins)]
+        mine = [counts for _, counts in own]
+        rows.append(gather_rows(_measure(margins, winners, losers, settings), mine, len(indices)))
         if not bool(rows[-1].isfinite().all()):
             nonfinite = "loss"
             break
         for engine, agents in groups:
-            engine.backward(_joint_loss(margins, agents, settings).sum() / len(live))
+            loss = _joint_loss(margins, agents, settings)
+            engine.backward((loss * torch.tensor(mine).to(loss)).sum() / len(live))
 
     steps: list[StepResult] = []
     for engine, _ in groups:

@@ -31,7 +31,7 @@ from comlrl_core.algorithms.reinforce import ReinforceSettings, reinforce
 from comlrl_core.algorithms.rollout_loop import Hooks
 from comlrl_core.algorithms.shared import Learned, Metrics, optimizer_settings, sampling
 from comlrl_core.critics.critics import Critics
-from comlrl_core.engine.local import LocalEngine
+from comlrl_core.engine.build import build_engine
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError
 from comlrl_core.preference.records import PairRecord
@@ -158,7 +158,7 @@ def fit_reward_model(
     settings = replace(optimizer_settings(config), learning_rate=config.reward_learning_rate)
 
     def engine(trained: JointRewardModel) -> Engine:
-        return LocalEngine(trained, settings)
+        return build_engine(trained, settings, config.engine)
 
     def order(epoch: int, count: int) -> list[int]:
         return [int(i) for i in generator(config.seed, iteration, "reward model", "order", epoch).permutation(count)]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from comlrl_core.algorithms.shared import NONFINITE_LIMIT, Metrics
+from comlrl_core.engine.processes import even_share, total
 from comlrl_core.engine.protocol import Engine, StepResult, agents_by_engine
 from comlrl_core.errors import TrainingError
 from comlrl_core.rl.logprobs import sequence_logprobs
@@ -57,16 +58,19 @@ def policy_gradients(
                 rows = _rows(samples, agent)
                 size = micro_batch_size or max(1, len(rows))
                 for start in range(0, len(rows), size):
-                    prompts, completions, weights = zip(*rows[start : start + size], strict=True)
+                    chunk = rows[start : start + size]
+                    # What the other processes do not take; fillers count for nothing.
+                    own = [(*row[:2], row[2] * mine, mine) for row, mine in even_share(chunk)]
+                    prompts, completions, weights, counted = zip(*own, strict=True)
                     token_logprobs, mask = score_completions(
-                        models[agent], prompts, completions, pad_id=pad_ids[agent], temperature=temperature
+                        engine.model, prompts, completions, pad_id=pad_ids[agent], temperature=temperature
                     )
                     logprobs = sequence_logprobs(token_logprobs, mask)
                     loss = reinforce_loss(logprobs, torch.tensor(weights, dtype=torch.float64).to(logprobs)).sum()
-                    done.losses[agent] += loss.item()
+                    done.losses[agent] += total(loss.item())
                     done.trained[agent] = True
-                    done.tokens[agent] += sum(map(len, completions))
-                    done.logprobs[agent] += logprobs.sum().item()
+                    done.tokens[agent] += sum(len(completion) for _, completion, _ in chunk)
+                    done.logprobs[agent] += total((logprobs.detach() * torch.tensor(counted).to(logprobs)).sum().item())
                     if not done.finite:
                         return done
                     engine.backward(loss)

@@ -19,6 +19,7 @@ from comlrl_core.algorithms.reinforce_config import MAGRPOConfig
 from comlrl_core.algorithms.rollout_loop import Hooks, LoopSettings, rollout_epoch
 from comlrl_core.algorithms.shared import Learned, Metrics, sampling
 from comlrl_core.engine.protocol import Engine, agents_by_engine
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError
 from comlrl_core.rl.advantages import AdvantageMode
 from comlrl_core.rl.returns import CrossAggregation
@@ -212,26 +213,27 @@ def reinforce_epoch(
     _check(team, engines, settings, transition, reference)
 
     def collect(some: Sequence[Mapping[str, Any]], version: int) -> Collected[NodeSample]:
-        levels = grow(
-            team,
-            scorer,
-            some,
-            settings.shape,
-            sampling=settings.sampling,
-            stream=(settings.seed, iteration, "rollout", epoch),
-            transition=transition,
-            tokens_per_batch=settings.tokens_per_batch,
-        )
-        return node_samples(
-            team,
-            levels,
-            settings.credit,
-            temperature=settings.sampling.temperature,
-            max_new_tokens=settings.sampling.max_new_tokens,
-            version=version,
-            reference=reference if settings.kl_coef else None,
-            batch_size=settings.micro_batch_size,
-        )
+        with gathered(*team.models):  # once for all turns
+            levels = grow(
+                team,
+                scorer,
+                some,
+                settings.shape,
+                sampling=settings.sampling,
+                stream=(settings.seed, iteration, "rollout", epoch),
+                transition=transition,
+                tokens_per_batch=settings.tokens_per_batch,
+            )
+            return node_samples(
+                team,
+                levels,
+                settings.credit,
+                temperature=settings.sampling.temperature,
+                max_new_tokens=settings.sampling.max_new_tokens,
+                version=version,
+                reference=reference if settings.kl_coef else None,
+                batch_size=settings.micro_batch_size,
+            )
 
     def train(batch: list[NodeSample]) -> tuple[Metrics, str]:
         return train_minibatch(

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from comlrl_core.engine.local import build_engines
+from comlrl_core.config.engine import EngineSettings
+from comlrl_core.engine.build import build_engines
+from comlrl_core.engine.processes import is_first, wait_for_all
 from comlrl_core.engine.protocol import Engine, OptimizerSettings, Schedule
 from comlrl_core.files import write_json, write_jsonl
 from comlrl_core.store import PROGRESS, read_progress
@@ -48,6 +50,7 @@ class OptimizationConfig(Protocol):
     lr_schedule: Schedule
     lr_warmup_steps: int
     optimizer_state: Literal["carry", "reset"]
+    engine: EngineSettings
 
 
 def sampling(config: SamplingConfig) -> Sampling:
@@ -62,7 +65,7 @@ def sampling(config: SamplingConfig) -> Sampling:
 
 def make_engines(team: Team, config: OptimizationConfig) -> list[Engine]:
     """One engine per agent (one for all agents that share a model), with fresh optimizer moments."""
-    return build_engines(team.models, optimizer_settings(config))
+    return build_engines(team.models, optimizer_settings(config), config.engine)
 
 
 def optimizer_settings(config: OptimizationConfig) -> OptimizerSettings:
@@ -87,12 +90,18 @@ def save_training_state(
     learned: Learned,
     critic_engines: Sequence[Engine] = (),
 ) -> None:
-    """Write what the next iteration needs beside the weights: optimizer moments where they carry over, and counters."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write what the next iteration needs beside the weights: optimizer moments where they carry over, and counters.
+
+    Of several processes, all have to call it, and the first writes.
+    """
+    if is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+    wait_for_all()
     if config.optimizer_state == "carry":
         for name, engine in _named(engines, critic_engines):
-            (folder / name).mkdir(exist_ok=True)
             engine.save_state(folder / name)
+    if not is_first():
+        return
     write_jsonl(folder / UPDATES, [_finite(metrics) for metrics in learned.history])
     write_json(folder / PROGRESS, {"iteration": iteration, "environment_steps": learned.environment_steps}, indent=2)
 

@@ -11,6 +11,7 @@ from comlrl_core.algorithms.actor_critic_config import IACConfig, MAACConfig
 from comlrl_core.algorithms.madpo_config import MADPOConfig, MADPOIterConfig
 from comlrl_core.algorithms.marlhf_config import MARLHFConfig, MARLHFIterConfig
 from comlrl_core.algorithms.reinforce_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.config.run import RunConfig
 
 INTRODUCTION = """# Settings
@@ -22,6 +23,8 @@ The defaults below are those of a setting that is left out. For training setting
 `params.yaml` of this repository sets better values where it matters (`top_p`, `top_k`, `temperature`, batch sizes).
 """
 
+
+LORA = "Low-rank adapters, for every algorithm; left out: whole models are trained."
 
 # Algorithm, its settings, and the algorithm (with its settings) that its table is compared with.
 SIBLINGS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None, str], ...] = (
@@ -40,11 +43,12 @@ SIBLINGS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None, str], ...] =
 
 def settings_markdown() -> str:
     """The reference page of all settings (`docs/settings.md`)."""
-    parts = [INTRODUCTION, "## Top level\n\n" + _table(RunConfig, skip_sections=True)]
+    parts = [INTRODUCTION, "## Top level\n\n" + _table(RunConfig)]
     for name, field in RunConfig.model_fields.items():
         model = _section(field)
         if model is not None and name != "training":
             parts.append(f"## `{name}`\n\n{field.description}\n\n{_table(model)}")
+    parts.append(f"## `team.lora`\n\n{LORA}\n\n{_table(LoraSettings)}")
     for algorithm, model, twin, twin_name in SIBLINGS:
         head = f"## `training` with `algorithm: {algorithm}`\n\nIn Python: `{model.__name__}`."
         if twin is not None:
@@ -55,12 +59,11 @@ def settings_markdown() -> str:
 
 def _table(
     model: type[BaseModel],
-    skip_sections: bool = False,
     only_where_different_from: type[BaseModel] | None = None,
 ) -> str:
     rows = ["| setting | default | allowed | what it is |", "| --- | --- | --- | --- |"]
     for name, field in model.model_fields.items():
-        if skip_sections and _section(field) is not None:
+        if _section(field) is not None and model is RunConfig:  # sections have tables of their own
             continue
         row = f"| `{name}` | {_default(field)} | {_allowed(field)} | {field.description or ''} |"
         other = only_where_different_from
@@ -81,6 +84,8 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _default(field: FieldInfo) -> str:
+    if _section(field) is not None:
+        return "see its table" if field.is_required() or field.get_default() is not None else "`null`"
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "`null`"
@@ -90,6 +95,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
+    if _section(field) is not None:
+        return "mapping"
     parts = list(dict.fromkeys(_types(field.annotation)))
     symbols = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     for constraint in field.metadata:

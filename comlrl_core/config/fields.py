@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from comlrl_core.config.base import Settings
+from comlrl_core.config.engine import EngineSettings
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.notices import say_once
 
 
@@ -78,6 +81,10 @@ class RunningFields(Settings):
         """Whether a value function is trained beside the agents."""
         return False
 
+    def has_central_critic(self) -> bool:
+        """Whether one critic sees all agents."""
+        return False
+
     @model_validator(mode="after")
     def _devices_fit(self) -> "RunningFields":
         if self.parallel_training == "mp" and not self.agent_devices:
@@ -94,6 +101,10 @@ class RunningFields(Settings):
                 raise ValueError(
                     f"{name} names {len(given)} devices for num_agents: {self.num_agents}; give one, or one per agent"
                 )
+        given = getattr(self, "critic_devices", None)
+        if isinstance(given, list) and (self.has_central_critic() or len(given) != self.num_agents):
+            critics = 1 if self.has_central_critic() else self.num_agents
+            raise ValueError(f"critic_devices names {len(given)} devices for {critics} critics; give one, or one each")
 
 
 class OptimizationFields(Settings):
@@ -135,6 +146,23 @@ class OptimizationFields(Settings):
         "fail",
         description="Stop at a NaN or infinite loss, or skip and count that update (three in a row stop).",
     )
+    lora: SkipJsonSchema[LoraSettings | None] = Field(
+        None, description="Python trainers' adapters in place of whole models; in `params.yaml`, `team.lora`."
+    )
+    engine: SkipJsonSchema[EngineSettings] = Field(
+        default_factory=EngineSettings, description="Python trainers' engine; in `params.yaml`, the section `engine`."
+    )
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> "OptimizationFields":
+        if self.lora is not None and self.engine.kind == "deepspeed" and self.engine.zero_stage == 3:
+            raise ValueError("lora goes with zero_stage 0, 1 or 2: an adapter is small, and its base is not trained")
+        devices = getattr(self, "agent_devices", None)
+        if self.lora is not None and self.lora.share_base and isinstance(devices, list) and len(set(devices)) > 1:
+            raise ValueError("agent_devices names several devices, and lora.share_base keeps one base on one of them")
+        if devices and devices != "cpu" and self.engine.is_launched():
+            raise ValueError("agent_devices goes with one process; of several, each has the GPU of its own number")
+        return self
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> "OptimizationFields":

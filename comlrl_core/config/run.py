@@ -24,7 +24,9 @@ from comlrl_core.algorithms.reinforce_config import (
     MARLOOConfig,
 )
 from comlrl_core.config.base import Settings
+from comlrl_core.config.engine import EngineSettings
 from comlrl_core.config.fields import ComparatorFields, RolloutTrainingFields
+from comlrl_core.config.lora import LoraSettings
 
 Preferences = MARLHFIterConfig | MARLHFConfig | MADPOIterConfig | MADPOConfig
 Rewards = MAGRPOConfig | MARLOOConfig | MAReMaxConfig | MAREINFORCEConfig | IACConfig | MAACConfig
@@ -77,6 +79,10 @@ class TeamSettings(Settings):
     model_options: dict[str, Any] = Field(
         default_factory=dict,
         description="Passed to the model loader: dtype, attn_implementation, special_tokens, ...",
+    )
+
+    lora: LoraSettings | None = Field(
+        None, description="Agents as low-rank adapters on one base; null = each agent is a whole model."
     )
 
     @model_validator(mode="after")
@@ -168,6 +174,9 @@ class RunConfig(Settings):
     team: TeamSettings = Field(default_factory=TeamSettings, description="Who answers.")
     tasks: TaskSettings = Field(default_factory=TaskSettings, description="What is answered.")
     reward: RewardSettings = Field(default_factory=RewardSettings, description="Who scores the answers.")
+    engine: EngineSettings = Field(
+        default_factory=EngineSettings, description="How models are trained, and on how many processes."
+    )
     training: Training = Field(
         default_factory=dict,
         validate_default=True,
@@ -196,6 +205,14 @@ class RunConfig(Settings):
         if not isinstance(training, Mapping):
             raise ValueError("a mapping of training settings is needed")
         training = _without_unused_fields(dict(training), model, cls.form_of)
+        engine = info.data.get("engine") or EngineSettings()
+        if EngineSettings.model_validate(training.setdefault("engine", engine)) not in (engine, EngineSettings()):
+            raise ValueError("the engine is set at the top level (engine: ...), not among the training settings")
+        training["engine"] = engine
+        team = info.data.get("team") or TeamSettings()
+        if training.get("lora") is not None and LoraSettings.model_validate(training["lora"]) != team.lora:
+            raise ValueError("adapters are set in the section team (team.lora), not among the training settings")
+        training["lora"] = team.lora
         if info.data["algorithm"] in OFFLINE:
             if count != 1:
                 raise ValueError(
@@ -282,6 +299,8 @@ class RunConfig(Settings):
     def values(self) -> dict[str, Any]:
         """Every setting as plain data, ready for YAML, JSON or a form (`num_iterations` once, at the top)."""
         values = self.model_dump(mode="json")
+        for name in ("engine", "lora"):  # set elsewhere
+            values["training"].pop(name)
         if self.algorithm not in OFFLINE:
             values["training"].pop(length_field(type(self.training)))
         return values

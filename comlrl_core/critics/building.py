@@ -7,11 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.config.engine import EngineSettings
 from comlrl_core.critics.critic import Critic, SeparateCritic, SharedCritic
 from comlrl_core.critics.critics import Critics
 from comlrl_core.critics.files import load_head, open_critic_model
 from comlrl_core.critics.layout import check_critic, critic_folder
-from comlrl_core.engine.local import build_engines
+from comlrl_core.engine.build import build_engine
 from comlrl_core.engine.protocol import Engine, OptimizerSettings
 from comlrl_core.errors import ConfigError
 from comlrl_core.randomness import torch_seed
@@ -60,6 +61,7 @@ def build_critics(
     tokenizers: Sequence[str | PreTrainedTokenizerBase | None] = (),
     model_config: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    engine: EngineSettings | None = None,
 ) -> Critics:
     """The critics with fresh optimizer moments, ready for training.
 
@@ -68,6 +70,7 @@ def build_critics(
         sources: one per critic with a model of its own; unused with `folder`.
         tokenizers: those of loaded models, one per critic, or none.
         folder: where `save_critics` wrote them; None = new ones.
+        engine: what trains them; None = plain PyTorch.
 
     Raises:
         ConfigError: a source is missing or cannot be loaded. DataError: a saved critic is damaged.
@@ -96,20 +99,25 @@ def build_critics(
                 model_config=model_config,
                 device=devices[index],
             )
-            critics.append(SeparateCritic(model, build_engines([model], optimizer)[0]))
+            critics.append(SeparateCritic(model, build_engine(model, optimizer, engine)))
         else:
             agent = team.agents[index]
             head = ScalarHead(backbone_of(agent.model), plan.hidden_dim, head_seed)
             if saved is not None:
                 load_head(head, saved)
             head.to(agent.device)
-            critics.append(SharedCritic(agent, head, build_engines([head], optimizer)[0], actor_engines[index]))
+            critics.append(SharedCritic(agent, head, build_engine(head, optimizer, engine), actor_engines[index]))
     return Critics(tuple(critics), plan.central, team.num_agents)
 
 
-def renew_engines(critics: Critics, actor_engines: Sequence[Engine], optimizer: OptimizerSettings) -> None:
+def renew_engines(
+    critics: Critics,
+    actor_engines: Sequence[Engine],
+    optimizer: OptimizerSettings,
+    engine: EngineSettings | None = None,
+) -> None:
     """Give every critic an engine with fresh optimizer moments; the actors have new ones as well (`actor_engines`)."""
     for index, critic in enumerate(critics.critics):
-        critic.engine = build_engines([critic.modules[0]], optimizer)[0]
+        critic.engine = build_engine(critic.modules[0], optimizer, engine)
         if isinstance(critic, SharedCritic):
             critic.actor_engine = actor_engines[index]

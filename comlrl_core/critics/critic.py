@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from comlrl_core.critics.encoding import History, HistoryEncoder
+from comlrl_core.engine.processes import total
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError
 from comlrl_core.team.agent import Agent, context_length, default_prefix
@@ -60,7 +61,7 @@ class Critic(Protocol):
     def backward(self, inputs: Sequence[Ids], loss: Loss) -> float:
         """One forward of `inputs`, the gradient of `loss(values [B])` added to what is accumulated; returns the loss.
 
-        A loss that is not finite adds nothing.
+        Of several processes each brings its share, and the sum is returned. A loss that is not finite adds nothing.
         """
         ...
 
@@ -114,9 +115,10 @@ class SeparateCritic:
 
     def backward(self, inputs: Sequence[Ids], loss: Loss) -> float:
         result = loss(self.engine.model(*self.model.batch(inputs)))
-        if math.isfinite(result.item()):
+        found = total(result.item())
+        if math.isfinite(found):
             self.engine.backward(result)
-        return result.item()
+        return found
 
 
 class SharedCritic:
@@ -157,11 +159,12 @@ class SharedCritic:
         # Cut in two, so that each engine is handed a loss of its own parameters alone.
         seen = hidden.detach().requires_grad_()
         result = loss(self._value(self.engine.model, seen))
-        if math.isfinite(result.item()):
+        found = total(result.item())
+        if math.isfinite(found):
             self.engine.backward(result)
             assert seen.grad is not None
             self.actor_engine.backward((hidden * seen.grad).sum())
-        return result.item()
+        return found
 
     def _hidden(self, inputs: Sequence[Ids]) -> Tensor:
         return last_hidden(self.backbone, *padded(inputs, self.agent.pad_id, self.agent.device))

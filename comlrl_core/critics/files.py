@@ -21,6 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from comlrl_core.critics.critic import CriticModel, SeparateCritic, SharedCritic
 from comlrl_core.critics.critics import Critics
 from comlrl_core.critics.layout import FORMAT, HEAD_FILE, SETTINGS_FILE, critic_folder, read_settings
+from comlrl_core.engine.processes import by_first
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import DataError
 from comlrl_core.files import write_json
 from comlrl_core.store import whole_folder
@@ -68,8 +70,15 @@ def open_critic_model(
 
 
 def save_critics(critics: Critics, folder: Path | str) -> Path:
-    """Write every critic below `folder`, complete or absent. Raises `DataError` when a weight is an empty tensor."""
-    target = Path(folder)
+    """Write every critic below `folder`, complete or absent. Raises `DataError` when a weight is an empty tensor.
+
+    Of several processes, all have to call it, and the first writes.
+    """
+    with gathered(*(critic.modules[0] for critic in critics.critics)):
+        return by_first(lambda: _save(critics, Path(folder)))
+
+
+def _save(critics: Critics, target: Path) -> Path:
     with whole_folder(target) as staging:
         for index, critic in enumerate(critics.critics):
             place = critic_folder(staging, critics.central, index)

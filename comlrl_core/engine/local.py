@@ -1,26 +1,21 @@
 """Training in this process with plain PyTorch."""
 
-import json
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from comlrl_core.engine.protocol import Engine, OptimizerSettings, StepResult, learning_rate_at
+from comlrl_core.engine.state import STATE_FILE, read_state, write_state
 from comlrl_core.errors import ConfigError, DataError
-from comlrl_core.files import sync_folder
 
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "engine.safetensors"
-_FORMAT = 1
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
+__all__ = ["STATE_FILE", "LocalEngine", "build_engines"]
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class LocalEngine:
@@ -32,12 +27,12 @@ class LocalEngine:
     """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
-        self.model = model
+        self.model: nn.Module = model
         self.settings = settings
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ConfigError(f"{type(model).__name__} has no trainable parameter; nothing can be optimised")
-        self._masters = {name: p.detach().float() for name, p in self._parameters.items() if p.dtype in _LOW_PRECISION}
+        self._masters = {name: p.detach().float() for name, p in self._parameters.items() if p.dtype in LOW_PRECISION}
         self._optimised: dict[str, Tensor] = {**self._parameters, **self._masters}
         self._optimizer = torch.optim.AdamW(
             list(self._optimised.values()),
@@ -108,24 +103,7 @@ class LocalEngine:
         tensors = {f"master/{name}": master for name, master in self._masters.items()}
         for name, tensor in self._optimised.items():
             tensors |= {f"{key}/{name}": value for key, value in self._optimizer.state.get(tensor, {}).items()}
-        # One metadata entry only: safetensors writes several in no fixed order.
-        header = {"format": _FORMAT, "step": self._step, "total_steps": self._total_steps if self._decays else None}
-        metadata = {"engine": json.dumps(header, sort_keys=True)}
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / STATE_FILE
-        aside = path.with_name(f".{STATE_FILE}.{os.getpid()}")
-        try:
-            save_file(
-                {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()},
-                aside,
-                metadata,
-            )
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
-            aside.replace(path)
-            sync_folder(directory)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_state(directory, tensors, self._step, self._total_steps if self._decays else None)
 
     def load_state(self, directory: Path) -> None:
         """Restores what `save_state` wrote, bit for bit; the model must already have its saved weights.
@@ -134,7 +112,7 @@ class LocalEngine:
             DataError: the file is missing, torn, or belongs to another model or to other weights.
         """
         path = directory / STATE_FILE
-        tensors, header = _read_state(path)
+        tensors, header = read_state(path)
         state: dict[Tensor, dict[str, Tensor]] = {}
         masters: dict[str, Tensor] = {}
         for entry, value in tensors.items():
@@ -163,18 +141,23 @@ class LocalEngine:
         self.zero_grad()
 
 
-def build_engines(models: Sequence[nn.Module], settings: OptimizerSettings) -> list[Engine]:
+def build_engines(
+    models: Sequence[nn.Module],
+    settings: OptimizerSettings,
+    make: Callable[[nn.Module, OptimizerSettings], Engine] = LocalEngine,
+) -> list[Engine]:
     """One engine per agent; agents with the same model object share one engine, hence one optimizer.
 
     Args:
         models: one per agent, in agent order.
         settings: the same for every engine.
+        make: builds the engine of one model.
 
     Raises:
         ConfigError: two different model objects hold the same trainable parameter: two optimizers would step
         it.
     """
-    engines: dict[int, LocalEngine] = {}
+    engines: dict[int, Engine] = {}
     owner: dict[int, int] = {}
     for agent, model in enumerate(models):
         if id(model) in engines:
@@ -185,23 +168,9 @@ def build_engines(models: Sequence[nn.Module], settings: OptimizerSettings) -> l
                     f"agents {owner[id(parameter)]} and {agent} have different models with the same trainable"
                     f" parameter {name}; give both agents one model object to share it"
                 )
-        engines[id(model)] = LocalEngine(model, settings)
+        engines[id(model)] = make(model, settings)
     if len(engines) < len(models):
         shared = [[a for a, m in enumerate(models) if id(m) == key] for key in engines]
         groups = "; ".join(", ".join(map(str, agents)) for agents in shared if len(agents) > 1)
         logger.info("agents that share one model, and one optimizer: %s", groups)
     return [engines[id(model)] for model in models]
-
-
-def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no saved engine state there")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["engine"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except Exception as error:  # safetensors raises its own class, derived from Exception alone
-        raise DataError(f"{path}: not a readable engine state ({error})") from error
-    if header.get("format") != _FORMAT:
-        raise DataError(f"{path}: engine state of format {header.get('format')!r}; this version reads {_FORMAT}")
-    return tensors, header

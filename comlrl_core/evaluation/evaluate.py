@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from comlrl_core.engine.processes import by_first
 from comlrl_core.errors import DataError
 from comlrl_core.preference import fields
 from comlrl_core.preference.candidates import JointResponse
@@ -75,7 +76,8 @@ def _scored(
         for joint in of_task
     ]
     texts = [list(texts) for texts in zip(*([c.text for c in joint.completions] for _, _, joint in flat), strict=True)]
-    scores = oracle.score(texts, [dict(task) for task, _, _ in flat], [oracle_prompt(prompt) for _, prompt, _ in flat])
+    rows, asked = [dict(task) for task, _, _ in flat], [oracle_prompt(prompt) for _, prompt, _ in flat]
+    scores = by_first(lambda: oracle.score(texts, rows, asked))
     return [
         EvaluatedSample(
             task_id=str(task["task_id"]),

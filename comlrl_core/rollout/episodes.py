@@ -7,7 +7,7 @@ once, for the policies that sampled, and stay fixed over the updates.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -91,7 +91,8 @@ def episode_samples(
     Returns:
         samples and metrics: as `rollout.samples.node_samples` (but for `frac_zero_std`), and `critic/value_mean`,
         `critic/target_mean`, `critic/explained_variance` (mean over critics; left out where targets do not vary),
-        `critic/at_length_limit` (share of inputs as long as the critic reads).
+        `critic/advantage_mean` and `critic/advantage_std` (before any normalisation), `critic/at_length_limit` (share
+        of inputs as long as the critic reads).
     """
     agents = range(team.num_agents)
     metrics: dict[str, float] = {"dropped": float(sum(s.dropped for level in levels for n in level for s in n.scores))}
@@ -145,6 +146,9 @@ def episode_samples(
                     ),
                 ))  # fmt: skip
     ordered.sort(key=lambda entry: entry[:2])
+    given = [a for _, _, sample in ordered for of_agent in sample.advantages for a in of_agent if a is not None]
+    if given:
+        metrics |= {"critic/advantage_mean": fmean(given), "critic/advantage_std": pstdev(given)}
     joint_responses = sum(len(node.scores) for level in levels for node in level)
     return Collected([sample for _, _, sample in ordered], metrics, joint_responses)
 

@@ -8,6 +8,8 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
+from comlrl_core.engine.processes import put_together, share
+from comlrl_core.engine.weights import gathered
 from comlrl_core.preference.candidates import Completion
 from comlrl_core.rl.advantages import AdvantageMode, group_advantages, zero_variance
 from comlrl_core.rl.kl import sequence_kl
@@ -178,7 +180,8 @@ def divergence(
 ) -> Tensor:
     """Sampled divergence of an agent's completions from the reference's policy, fp64 `[n, K]` on the CPU."""
     rows = [(prompt, token_ids(answer)) for prompt, group in zip(prompts, answers, strict=True) for answer in group]
-    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
+    everything = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
+    by_length = share(everything)
     result = torch.empty(len(rows), dtype=torch.float64)
     size = batch_size or len(rows)
 
@@ -189,12 +192,14 @@ def divergence(
         return found.double().cpu(), mask.cpu()
 
     models = team.models[agent], reference.models[agent]
-    with scoring_mode(*models):
-        for start in range(0, len(rows), size):
+    with gathered(*models), scoring_mode(*models):
+        for start in range(0, len(by_length), size):
             indices = by_length[start : start + size]
             # The same batch for both: equal weights then give equal numbers to the last bit, and a divergence of 0.
             (own, mask), (other, _) = (score(model, indices, team.pad_ids[agent]) for model in models)
             result[indices] = sequence_kl(own, other, mask)
+    found = put_together(result[by_length].tolist(), len(rows))
+    result[everything] = torch.tensor(found, dtype=torch.float64)
     return result.view(len(prompts), -1)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from comlrl_core.engine.processes import by_first
 from comlrl_core.errors import ConfigError
 from comlrl_core.preference.candidates import Completion
 from comlrl_core.preference.collection import completions
@@ -229,7 +230,7 @@ def _score(
                 texts[agent].append(answer[agent][k].text)
             items.append(tasks[seed.task])
             prompts.append(prompt)
-    scores = scorer.score(texts, items, prompts)
+    scores = by_first(lambda: scorer.score(texts, items, prompts))
     size = len(joint)
     return [
         Node(

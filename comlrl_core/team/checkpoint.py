@@ -12,16 +12,22 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.config.lora import LoraSettings
+from comlrl_core.engine.processes import by_first
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import DataError
+from comlrl_core.team.adapters import CONFIG_FILE, AdapterModel, Loader, adapter_models, as_model
 from comlrl_core.team.agent import Agent, make_agent
 from comlrl_core.team.formatters import FormatterSpec, resolve_formatters
 from comlrl_core.team.loading import load_model_and_tokenizer, quiet_transformers
@@ -38,9 +44,14 @@ def save_team(team: Team, directory: Path | str) -> Path:
 
     All is written beside it, checked, flushed to disk and renamed into place. What else the directory holds
     (a reward model, say) is kept; agents that were there are replaced. Raises `DataError` when a weight is an
-    empty tensor.
+    empty tensor. Of several processes, all have to call it, and the first writes.
     """
-    target = Path(directory)
+    with gathered(*team.models):
+        return by_first(lambda: save_agents(team, Path(directory)))
+
+
+def save_agents(team: Team, target: Path) -> Path:
+    """`save_team` of whole weights, by the process that calls it."""
     for agent in team.agents:
         _refuse_empty(agent.model.state_dict().items(), f"agent {agent.index}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,16 +85,23 @@ def load_team_folder(
     devices: str | torch.device | Sequence[str | torch.device] | None = None,
     on_long_prompt: str = "fail",
     model_config: dict[str, Any] | None = None,
+    adapters: tuple[LoraSettings, Loader] | None = None,
 ) -> Team:
     """The team that `save_team` wrote; agents that shared a model share it again.
 
     A folder without `team.json` (agents saved by hand) loads too: every `agent_*` in it is an agent of its
-    own. Raises `DataError` naming a folder or file that is missing or does not fit.
+    own. Adapters need their settings and their base (`adapters`: `Team.adapters` of such a team). Raises
+    `DataError` naming a folder or file that is missing or does not fit.
     """
     folder = Path(directory)
     sharing = _read_sharing(folder)
     places = _per_agent(devices, len(sharing), "devices")
     agents: list[Agent] = []
+    has_adapters = (folder / f"{AGENT_PREFIX}0" / CONFIG_FILE).is_file()
+    if adapters is not None and not has_adapters:
+        raise DataError(f"{folder}: holds whole models, and adapters were asked for (lora)")
+    if has_adapters:
+        return _load_adapters(folder, len(sharing), formatters, on_long_prompt, adapters)
     for index, owner in enumerate(sharing):
         path = folder / f"{AGENT_PREFIX}{index}"
         if not (path / "config.json").is_file():
@@ -93,6 +111,35 @@ def load_team_folder(
         model, tokenizer = load_model_and_tokenizer(source, str(path), options, device=places[owner])
         agents.append(make_agent(index, model, tokenizer, str(path)))
     return Team(agents, resolve_formatters(formatters, len(agents)), on_long_prompt)
+
+
+def _load_adapters(
+    folder: Path,
+    count: int,
+    formatters: FormatterSpec | Sequence[FormatterSpec],
+    on_long_prompt: str,
+    adapters: tuple[LoraSettings, Loader] | None,
+) -> Team:
+    if adapters is None:
+        raise DataError(f"{folder}: holds adapters, and the base model that they belong to was not named (lora)")
+    settings, load = adapters
+    models = adapter_models(count, settings, load, [0] * count)
+    agents = []
+    for index, model in enumerate(models):
+        path = folder / f"{AGENT_PREFIX}{index}"
+        model.load_adapter(path)
+        agents.append(make_agent(index, as_model(model), model.base.tokenizer, str(path)))
+    return Team(agents, resolve_formatters(formatters, count), on_long_prompt)
+
+
+def save_merged(team: Team, directory: Path | str) -> Path:
+    """Write a team of adapters as whole models, one Hugging Face folder per agent, for tools that know no adapters."""
+    agents = []
+    for agent in team.agents:
+        model = cast(object, agent.model)
+        whole = model.merged() if isinstance(model, AdapterModel) else agent.model
+        agents.append(make_agent(agent.index, whole, agent.tokenizer, agent.source))
+    return save_team(Team(agents, team.formatters, team.on_long_prompt), directory)
 
 
 def digest_folder(directory: Path | str) -> str:
@@ -116,7 +163,14 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
     `who` starts the `DataError` about a weight that is empty, in memory or in what was written.
     """
     _refuse_empty(model.state_dict().items(), who)
-    with quiet_transformers():
+    own = cast(object, model)
+    if isinstance(own, AdapterModel):
+        own.save_adapter(path)
+        with quiet_transformers():
+            tokenizer.save_pretrained(path)
+        _forget_origin(path / "tokenizer_config.json")
+        return
+    with quiet_transformers(), _without_needless_imports():
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
     for name in ("config.json", "tokenizer_config.json"):
@@ -130,6 +184,22 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         empty = [name for name, shape in shapes.items() if 0 in shape]
         if empty or not shapes:
             raise DataError(f"{who}: {file.name} holds no weights for {', '.join(empty) or 'anything'}")
+
+
+@contextmanager
+def _without_needless_imports() -> Iterator[None]:
+    """Saving asks Accelerate whether the model is DeepSpeed's wrapper, and that imports DeepSpeed to know it."""
+    try:
+        from accelerate.utils import other
+    except ImportError:
+        yield
+        return
+    asks = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = asks
 
 
 def _refuse_empty(tensors: Any, who: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError
 from comlrl_core.rl.masks import length_mask, position_ids
 from comlrl_core.team.agent import eos_ids
@@ -94,7 +95,7 @@ class ScalarModel(nn.Module):
         """
         hidden = last_hidden(self.backbone, input_ids, attention_mask)
         result: Tensor = self.head(hidden.to(next(self.head.parameters()).dtype))
-        return result.squeeze(-1)
+        return (result if result.dtype == torch.float64 else result.float()).squeeze(-1)
 
     def batch(self, sequences: Sequence[Ids], padding_side: str = "right") -> tuple[Tensor, Tensor]:
         """`input_ids` and `attention_mask` `[B, L]` of some sequences, on the model's device."""
@@ -104,7 +105,7 @@ class ScalarModel(nn.Module):
     def score_ids(self, sequences: Sequence[Ids], tokens_per_batch: int | None = None) -> list[float]:
         """A number per sequence; neighbours in length share a batch of at most `tokens_per_batch` tokens."""
         scores = [0.0] * len(sequences)
-        with scoring_mode(self):
+        with gathered(self), scoring_mode(self):
             for rows in by_length(sequences, tokens_per_batch or DEFAULT_TOKENS_PER_BATCH):
                 found = self(*self.batch([sequences[row] for row in rows])).tolist()
                 for row, score in zip(rows, found, strict=True):

@@ -103,7 +103,11 @@ def offline() -> bool:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder without a readable `config.json`, whole weights, or a tokenizer."""
+    """Refuse a folder without a readable `config.json`, whole weights, or a tokenizer; or without a whole adapter."""
+    if (folder / "adapter_config.json").is_file():
+        read_json(folder / "adapter_config.json")
+        check_safetensors(folder / "adapter_model.safetensors")
+        return
     config = folder / "config.json"
     if not config.is_file():
         raise DataError(f"{config} is missing: the folder holds no model")

@@ -4,19 +4,26 @@ import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.config.lora import LoraSettings
+from comlrl_core.engine.processes import put_together, share
+from comlrl_core.engine.weights import gathered, is_sharded
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.progress import progress as progress_bar
 from comlrl_core.randomness import torch_seed
+from comlrl_core.team.adapters import AdapterModel, Loader, adapter_models, as_model
 from comlrl_core.team.agent import Agent, make_agent
 from comlrl_core.team.formatters import Formatter, FormatterSpec, render, resolve_formatters
 from comlrl_core.team.generation import Generation, Sampling, generate
 from comlrl_core.team.loading import load_model_and_tokenizer
+
+Samples = list[list[Generation]]
 
 ON_LONG_PROMPT = ("fail", "truncate_left")
 DEFAULT_NUM_AGENTS = 2
@@ -57,6 +64,23 @@ class Team:
     def unique_models(self) -> list[PreTrainedModel]:
         """Every model object once, in the order of its first agent."""
         return list({id(model): model for model in self.models}.values())
+
+    @property
+    def adapters(self) -> tuple[LoraSettings, Loader] | None:
+        """How the agents' adapters are made, and how their base is loaded; None where agents are whole models."""
+        first = cast(object, self.agents[0].model)
+        if not isinstance(first, AdapterModel) or first.settings is None:
+            return None
+        return first.settings, first.base.load
+
+    def without_adapters(self) -> "Team":
+        """The team that the adapters started from, on the same base: a reference that takes no memory."""
+        models = [cast(AdapterModel, model).without_adapter() for model in self.models]
+        agents = [
+            make_agent(agent.index, as_model(model), agent.tokenizer, agent.source)
+            for agent, model in zip(self.agents, models, strict=True)
+        ]
+        return Team(agents, self.formatters, self.on_long_prompt)
 
     @property
     def pad_ids(self) -> list[int]:
@@ -120,27 +144,32 @@ class Team:
             [self.encode(row[agent], agent, sampling.max_new_tokens, task) for task, row in enumerate(prompts)]
             for agent in range(self.num_agents)
         ]
-        total = len(prompts) * num_candidates * self.num_agents
-        per_agent = []
-        with progress_bar(progress, total, "sample") if progress else nullcontext() as bar:
-            for agent, member in enumerate(self.agents):
-                per_agent.append(
-                    generate(
-                        member.model,
-                        encoded[agent],
-                        num_samples=num_candidates,
-                        sampling=sampling,
-                        keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in range(len(prompts))],
-                        eos_ids=member.eos_ids,
-                        pad_id=member.pad_id,
-                        tokens_per_batch=tokens_per_batch,
-                        on_progress=bar.update if bar is not None else None,
-                    )
+        mine = share(range(len(prompts)))  # tasks; the other processes answer the rest
+        total = len(mine) * num_candidates * self.num_agents
+        with ExitStack() as stack:
+            stack.enter_context(gathered(*self.models))
+            bar = stack.enter_context(progress_bar(progress, total, "sample")) if progress else None
+
+            def samples_of(agent: int) -> list[list[Generation]]:
+                member = self.agents[agent]
+                return generate(
+                    member.model,
+                    [encoded[agent][t] for t in mine],
+                    num_samples=num_candidates,
+                    sampling=sampling,
+                    keys=[[keys(t, agent, k) for k in range(num_candidates)] for t in mine],
+                    eos_ids=member.eos_ids,
+                    pad_id=member.pad_id,
+                    tokens_per_batch=tokens_per_batch,
+                    on_progress=bar.update if bar is not None else None,
                 )
-        return [
-            [tuple(samples[task][k] for samples in per_agent) for k in range(num_candidates)]
-            for task in range(len(prompts))
+
+            per_agent = _for_each(samples_of, [agent.device for agent in self.agents])
+        own = [
+            [tuple(samples[place][k] for samples in per_agent) for k in range(num_candidates)]
+            for place in range(len(mine))
         ]
+        return put_together(own, len(prompts))
 
     def fingerprint(self) -> str:
         """SHA-256 over the weights of every agent in order: names, types, shapes and bytes."""
@@ -148,7 +177,8 @@ class Team:
         known: dict[int, bytes] = {}
         for model in self.models:
             if id(model) not in known:
-                known[id(model)] = _weights_digest(model)
+                with gathered(model):
+                    known[id(model)] = _weights_digest(model)
             digest.update(known[id(model)])
         return digest.hexdigest()
 
@@ -159,10 +189,11 @@ class Team:
         """
         places = _per_agent(devices, self.num_agents, "devices")
         copies: dict[int, PreTrainedModel] = {}
+        memo: dict[int, Any] = {}  # adapters that share a base share its copy
         agents = []
         for agent, place in zip(self.agents, places, strict=True):
             if id(agent.model) not in copies:
-                twin = copy.deepcopy(agent.model).eval().requires_grad_(False)
+                twin = _plain_copy(agent.model, memo).eval().requires_grad_(False)
                 copies[id(agent.model)] = twin if place is None else twin.to(torch.device(place))
             agents.append(make_agent(agent.index, copies[id(agent.model)], agent.tokenizer, agent.source))
         return Team(agents, self.formatters, self.on_long_prompt)
@@ -179,13 +210,15 @@ def load_team(
     seed: int = 0,
     devices: str | torch.device | Sequence[str | torch.device] | None = None,
     on_long_prompt: str = "fail",
+    lora: LoraSettings | None = None,
 ) -> Team:
     """A team from one source for all agents (`agent_model`) or one source per agent (`agents`).
 
     Names and folders give every agent weights of its own; the same model object given twice stays one, so its
     agents share parameters. `num_agents` defaults to the length of `agents`, to 1 for a loaded `agent_model`,
     else to 2. `tokenizer` and `devices` are one for all or one per agent. Tiny models differ between agents:
-    each is initialised from its own stream of `seed`. Raises `ConfigError` when explicitly given counts
+    each is initialised from its own stream of `seed`. With `lora`, each agent is an adapter on the source, which
+    is loaded once (`share_base`) or for each. Raises `ConfigError` when explicitly given counts
     disagree or a source cannot be loaded.
     """
     sources = _sources(agent_model, agents, num_agents)
@@ -193,6 +226,8 @@ def load_team(
     resolved = resolve_formatters(formatters, count)
     tokenizers = _per_agent(tokenizer, count, "tokenizers")
     places = _per_agent(devices, count, "devices")
+    if lora is not None:
+        return Team(_adapted(sources, lora, tokenizers, model_config, seed, places), resolved, on_long_prompt)
     seen: dict[int, int] = {}
     members: list[Agent] = []
     for index, source in enumerate(sources):
@@ -207,6 +242,44 @@ def load_team(
         name = source if isinstance(source, str) else (getattr(source, "name_or_path", "") or type(source).__name__)
         members.append(make_agent(index, model, own, name))
     return Team(members, resolved, on_long_prompt)
+
+
+def _adapted(
+    sources: Sequence[str | PreTrainedModel],
+    lora: LoraSettings,
+    tokenizers: Sequence[Any],
+    model_config: Mapping[str, Any] | None,
+    seed: int,
+    places: Sequence[Any],
+) -> list[Agent]:
+    if any(source != sources[0] for source in sources) or not isinstance(sources[0], str):
+        raise ConfigError("lora needs one name or folder as the base of all agents' adapters (agent_model)")
+    load = base_loader(sources[0], tokenizers[0], model_config, seed, places[0])
+    seeds = [torch_seed("team", "adapter", seed, index) for index in range(len(sources))]
+    models = adapter_models(len(sources), lora, load, seeds)
+    return [make_agent(i, as_model(model), model.base.tokenizer, sources[0]) for i, model in enumerate(models)]
+
+
+def _for_each(work: Callable[[int], Samples], devices: Sequence[torch.device]) -> list[Samples]:
+    """`work` of every agent; agents on one device one after the other, devices at the same time."""
+    places: dict[torch.device, list[int]] = {}
+    for agent, device in enumerate(devices):
+        places.setdefault(device, []).append(agent)
+    if len(places) == 1:
+        return [work(agent) for agent in range(len(devices))]
+    found: dict[int, Samples] = {}
+    with ThreadPoolExecutor(len(places)) as pool:
+        for done in pool.map(lambda agents: {agent: work(agent) for agent in agents}, places.values()):
+            found |= done
+    return [found[agent] for agent in range(len(devices))]
+
+
+def base_loader(
+    source: str, tokenizer: Any, model_config: Mapping[str, Any] | None, seed: int, device: Any = None
+) -> Loader:
+    """Loads the base of a team's adapters: the same weights each time."""
+    own_seed = torch_seed("team", "initial weights", seed, 0)
+    return lambda: load_model_and_tokenizer(source, tokenizer, model_config, own_seed, device)
 
 
 def _sources(
@@ -243,6 +316,17 @@ def _per_agent(value: Any, count: int, what: str) -> list[Any]:
     if len(value) != count:
         raise ConfigError(f"{len(value)} {what} for {count} agents: give one for all, or one per agent")
     return list(value)
+
+
+def _plain_copy(model: PreTrainedModel, memo: dict[int, Any]) -> PreTrainedModel:
+    """A copy with whole weights of its own, whichever engine trains `model`."""
+    if not is_sharded(model):
+        return copy.deepcopy(model, memo)
+    twin: PreTrainedModel = type(model)(copy.deepcopy(model.config))
+    twin.generation_config = copy.deepcopy(model.generation_config)
+    with gathered(model):
+        twin.to(model.dtype).load_state_dict(model.state_dict())  # type: ignore[arg-type]
+    return twin
 
 
 def _weights_digest(model: PreTrainedModel) -> bytes:

@@ -48,7 +48,7 @@ MetricsCallback = Callable[[dict[str, float], int], None]
 # Settings that change no weight: where files go, how often something is reported.
 NOT_IDENTITY = {
     "logging_steps", "eval_interval", "eval_num_samples", "eval_batch_size", "num_iterations",
-    "preference_replay_dir", "policy_checkpoint_dir", "log_reward_distribution",
+    "preference_replay_dir", "policy_checkpoint_dir", "log_reward_distribution", "engine",
 }  # fmt: skip
 
 
@@ -106,6 +106,7 @@ class TeamTrainer:
             seed=self.args.seed,
             devices=self.args.agent_devices,
             on_long_prompt=on_long_prompt,
+            lora=self.args.lora,
         )
         self.engines = make_engines(self.team, self.args)
         self.critics = self.make_critics(None)
@@ -253,7 +254,7 @@ class TeamTrainer:
         """Forget all optimizer moments."""
         self.engines = make_engines(self.team, self.args)
         if self.critics is not None:
-            renew_engines(self.critics, self.engines, critic_optimizer(self.args))
+            renew_engines(self.critics, self.engines, critic_optimizer(self.args), self.args.engine)
 
     def save_checkpoint(self, folder: Path, learned: Learned) -> None:
         """Write a checkpoint of this moment."""
@@ -275,7 +276,8 @@ class TeamTrainer:
     def read_team(self, folder: Path, devices: Any) -> Team:
         """A team from a folder of policies, with this trainer's formatters."""
         options = {k: v for k, v in self.model_config.items() if k != "special_tokens"}  # saved with the models
-        return load_team_folder(folder, self.formatters, devices, self.team.on_long_prompt, options)
+        long = self.team.on_long_prompt
+        return load_team_folder(folder, self.formatters, devices, long, options, self.team.adapters)
 
     def folder_or_temporary(self, folder: str | Path | None, what: str) -> Path:
         """`folder`, or a temporary one whose place is said."""

@@ -30,7 +30,7 @@ def test_a_failure_publishes_nothing(tmp_path: Path, team, monkeypatch) -> None:
     def fails(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(publishing, "save_team", fails)
+    monkeypatch.setattr(publishing, "save_agents", fails)
     with pytest.raises(OSError):
         publish_policy(tmp_path / "iteration_0001", team, initial_manifest("inputs"))
     assert list(tmp_path.iterdir()) == []

@@ -81,11 +81,29 @@ def test_each_deployment_has_a_form_of_its_own_kind(params: Path) -> None:
     assert sibling(config, PreferenceRun).values() == config.values()
 
 
-@pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "mareinforce"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "mareinforce", "maac", "iac"])
 def test_what_a_form_sends_at_its_default_fits_every_algorithm_of_the_family(algorithm: str) -> None:
     sent = RewardRun(training={"num_turns": 1}).values()
     config = RewardRun.model_validate({**sent, "algorithm": algorithm})
-    assert type(config.training).model_fields["advantage_mode"].default == config.training.advantage_mode
+    assert config.training.num_generations == 4 and config.needs_critic() == (algorithm in ("maac", "iac"))
+    for name, field in type(config.training).model_fields.items():
+        if name == "advantage_mode":
+            assert field.default == config.training.advantage_mode
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training", "message"),
+    [
+        ("maac", {"num_turns": 1, "joint_mode": "cross"}, "joint_mode"),
+        ("maac", {"num_turns": 1, "use_separate_critic": False}, "use_separate_critic"),
+        ("iac", {"num_turns": 1, "use_separate_critic": False, "critic_model_name": "x"}, "critic_model_name"),
+        ("magrpo", {"num_turns": 1, "critic_type": "q"}, "critic_type"),
+        ("magrpo", {"num_turns": 1, "num_generations": 1}, "num_generations"),
+    ],
+)
+def test_what_a_form_sends_of_another_algorithm_is_refused(algorithm: str, training: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardRun.model_validate({"algorithm": algorithm, "training": training})
 
 
 @pytest.mark.slow

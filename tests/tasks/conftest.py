@@ -45,7 +45,9 @@ SETTINGS: dict[str, Any] = {
 def build(root: Path, *, code: str = "code", **changes: Any) -> Job:
     """A job in `root`; `changes` are sections or top-level settings that are laid over `SETTINGS`."""
     values = {
-        key: {**value, **changes.get(key, {})} if isinstance(value, dict) else changes.get(key, value)
+        key: {**value, **changes.get(key, {})}
+        if isinstance(value, dict) and not (key == "training" and changes.get("algorithm") == "magrpo")
+        else changes.get(key, value)
         for key, value in SETTINGS.items()
     }
     values |= {key: value for key, value in changes.items() if key not in SETTINGS}
@@ -87,6 +89,12 @@ def unbroken_tree(tmp_path_factory: pytest.TempPathFactory, prepared_tree: Path)
 def make_job(tmp_path: Path) -> MakeJob:
     """Jobs in a folder of this test; nothing is prepared."""
     return lambda **changes: build(tmp_path, **changes)
+
+
+@pytest.fixture
+def build_job() -> MakeJob:
+    """Jobs in any folder; nothing is prepared."""
+    return build
 
 
 @pytest.fixture

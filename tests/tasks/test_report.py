@@ -25,7 +25,7 @@ from tasks.timing import timed
 
 MakeJob = Callable[..., Job]
 HOSTILE = "<script>alert(1)</script>\x00 \u202e ]]> {{ 7 * 7 }} &amp; \"'"
-SHOWN = len(CHARTS) - 3  # a page leaves out what only reward models and references have
+SHOWN = len(CHARTS) - 6  # a page leaves out what only reward models, references, critics and rollouts have
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -221,6 +221,21 @@ def test_without_any_pair(make_job: MakeJob) -> None:
     assert page.count("svg") == SHOWN - 4  # loss, accuracy, margin, log_probs
 
 
+def test_critics_have_pictures_of_their_own(make_job: MakeJob) -> None:
+    rows = [{"iteration": float(i), "critic_explained_variance": 0.2 * i, "environment_steps": 8.0 * i} for i in (1, 2)]
+    updates = [{**row, "step": row["iteration"], "loss": 1.0, "value_loss": 0.5, "entropy": 2.0} for row in rows]
+    config = RunConfig(algorithm="maac", num_iterations=2, training={"num_turns": 1})
+    job = make_job().model_copy(update={"config": config})
+    write_curve(job.plots / "collection.csv", rows)
+    write_curve(job.plots / "training.csv", updates)
+    page = page_of(job)
+    assert "Sample pairs" not in page.text and "Preference pairs" not in page.text
+    assert "The critics" in page.text and "How undecided the agents are" in page.text
+    drawn = {path.stem: path.read_text() for path in picture_paths(job)}
+    assert ">explained variance<" in drawn["explained_variance"]
+    assert ">squared error<" in drawn["value_loss"] and ">nats per token<" in drawn["entropy"]
+
+
 def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: MakeJob) -> None:
     """Held-out accuracy, rank correlation and KL per agent; also of an iteration whose files are gone."""
     job = make_job(algorithm="marlhf_iter", training={"num_agents": 2}, num_iterations=3)
@@ -233,7 +248,7 @@ def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: Mak
         }  # fmt: skip
         write_json(job.store.training_state(iteration) / METRICS, measures)
     page = page_of(job)
-    assert page.count("svg") == SHOWN + 3
+    assert page.count("svg") == SHOWN  # three more, without the three of MADPO
     assert "The reward model" in page.text and "Distance from the reference" in page.text
     drawn = {path.stem: path.read_text() for path in picture_paths(job)}
     assert "held-out pairs in the right order" in drawn["reward_accuracy"]
@@ -245,7 +260,7 @@ def test_a_reward_model_and_a_reference_have_pictures_of_their_own(make_job: Mak
     page_of(job)
     assert {path.stem: path.read_text() for path in picture_paths(job)} == drawn
     write_json(job.store.training_state(2) / METRICS, {"reward_model/train_pairs": 0.0})  # nothing could be fitted
-    assert page_of(job).count("svg") == SHOWN + 3
+    assert page_of(job).count("svg") == SHOWN
 
 
 def test_one_iteration_of_the_offline_algorithm(make_job: MakeJob) -> None:

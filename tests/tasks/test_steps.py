@@ -37,7 +37,11 @@ def test_every_input_renames_the_folder_of_steps(prepared: MakeJob, change: dict
 def test_all_training_settings_but_the_length_are_inputs(prepared: MakeJob) -> None:
     job = prepared()
     fields = set(type(job.config.training).model_fields)
-    assert set(training_identity(job)) == fields - {"num_iterations"}
+    elsewhere = {"engine", "lora"}  # of the engine, only what changes more than rounding; adapters belong to the team
+    assert set(training_identity(job)) == fields - {"num_iterations"} - elsewhere
+    rounded = prepared(engine={"precision": "bf16_autocast"})
+    assert training_identity(rounded) == training_identity(job) | {"precision": "bf16_autocast"}
+    assert rounded.key() != job.key() == prepared(engine={"kind": "deepspeed", "num_processes": 2}).key()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.processes import by_first
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.files import read_json, write_json
 from comlrl_core.preference.reward_model.model import JointRewardModel
@@ -67,8 +69,15 @@ def open_reward_model(
 
 
 def save_reward_model(model: JointRewardModel, folder: Path | str) -> Path:
-    """Write the model as a folder, complete or absent. Raises `DataError` when a weight is an empty tensor."""
-    target = Path(folder)
+    """Write the model as a folder, complete or absent. Raises `DataError` when a weight is an empty tensor.
+
+    Of several processes, all have to call it, and the first writes.
+    """
+    with gathered(model):
+        return by_first(lambda: _save(model, Path(folder)))
+
+
+def _save(model: JointRewardModel, target: Path) -> Path:
     with whole_folder(target) as staging:
         save_pretrained_folder(model.backbone, model.tokenizer, staging, "the reward model")
         head = {"head.weight": model.head.weight, "shift": model.shift}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from comlrl_core.engine.processes import even_share, gather_rows
 from comlrl_core.engine.protocol import Engine, StepResult
 from comlrl_core.errors import ConfigError, DataError, TrainingError
 from comlrl_core.notices import say_once
@@ -185,17 +186,20 @@ def _train_minibatch(
     rows: list[Tensor] = []
     nonfinite = ""
     for start in range(0, len(by_length), size):
-        chunk = by_length[start : start + size]
+        own = even_share(by_length[start : start + size])  # what the other processes do not take, and fillers
+        chunk = [pair for pair, _ in own]
+        mine = [counts for _, counts in own]
         # One forward for both sides: two before one backward are an error under some sharded engines.
         sides = [pair.winner for pair in chunk] + [pair.loser for pair in chunk]
         winners, losers = engine.model(*model.batch(sides)).chunk(2)
         loss = bradley_terry_loss(winners, losers, settings.center_rewards_coef)
         measured = [loss, winners - losers, bradley_terry_accuracy(winners, losers)]
-        rows.append(torch.stack([column.detach().double().cpu() for column in measured], dim=1))
+        found = torch.stack([column.detach().double().cpu() for column in measured], dim=1)
+        rows.append(gather_rows(found, mine, len(by_length[start : start + size])))
         if not bool(rows[-1].isfinite().all()):
             nonfinite = "loss"
             break
-        engine.backward(loss.sum() / len(batch))
+        engine.backward((loss * torch.tensor(mine).to(loss)).sum() / len(batch))
     if nonfinite:
         engine.zero_grad()
         result = StepResult(math.nan, 0.0, skipped=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError
 from comlrl_core.preference.reward_model.encoding import JointEncoder, JointText
 from comlrl_core.team.agent import context_length, default_prefix
@@ -97,8 +98,9 @@ class JointRewardModel(ScalarModel):
     def fingerprint(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all weights, and what the scores depend on beside them."""
         digest = hashlib.sha256(f"{self.num_agents}|{self.encoder.max_length}|".encode())
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+        with gathered(self):
+            for name, tensor in sorted(self.state_dict().items()):
+                digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
         return digest.hexdigest()

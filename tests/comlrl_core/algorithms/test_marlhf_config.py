@@ -50,7 +50,7 @@ OTHER_VALUES = {
     "reference": "initial", "environment_steps_per_pair": 1,
     "critic_model_name": "x", "critic_learning_rate": 1e-4, "critic_devices": "cpu", "use_separate_critic": False,
     "critic_type": "q", "value_loss_coef": 0.5, "value_clip_range": None, "critic_value_head_hidden_dim": 8,
-    "value_head_hidden_dim": 8,
+    "value_head_hidden_dim": 8, "critic_max_length": 100, "q_baseline_samples": 2,
 }  # fmt: skip
 
 
@@ -60,10 +60,35 @@ def test_fields_without_a_meaning_here_are_refused_at_other_values(field: str) -
         MARLHFConfig(**{field: OTHER_VALUES[field]})
 
 
-@pytest.mark.parametrize("backend", ["maac", "iac"])
-def test_actor_critic_backends_are_refused_by_name(backend: str) -> None:
-    with pytest.raises(ValidationError, match=f"rl_algorithm: {backend} is not offered yet; allowed are magrpo"):
-        MARLHFIterConfig(rl_algorithm=backend)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rl_algorithm": "maac", "use_separate_critic": False}, "use_separate_critic must be true for"),
+        ({"rl_algorithm": "maac", "value_head_hidden_dim": 8}, "value_head_hidden_dim belongs to use_separate_critic"),
+        (
+            {"rl_algorithm": "iac", "use_separate_critic": False, "critic_model_name": "x"},
+            "critic_model_name belongs to use_separate_critic: true",
+        ),
+        ({"rl_algorithm": "iac", "advantage_mode": "max"}, "advantage_mode has no meaning for rl_algorithm: iac"),
+        ({"rl_algorithm": "iac", "value_clip_range": -1}, "value_clip_range"),
+        ({"rl_algorithm": "iac", "critic_learning_rate": 0.0}, "critic_learning_rate"),
+        ({"num_generations": 1}, "num_generations must be 2 or more for rl_algorithm: magrpo"),
+    ],
+)
+def test_contradictions_about_critics(changes: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MARLHFIterConfig(**changes)
+
+
+def test_backends_with_critics() -> None:
+    central = MARLHFIterConfig(rl_algorithm="maac", num_generations=1, agent_learning_rate=1e-4)
+    assert central.needs_critic() and central.has_central_critic() and central.clip_range() is None
+    assert central.critic_rate() == 1e-4
+    shared = MARLHFConfig(
+        rl_algorithm="iac", use_separate_critic=False, value_head_hidden_dim=8, critic_learning_rate=1e-3
+    )
+    assert not shared.has_central_critic() and shared.clip_range() == 0.2 and shared.head_hidden_dim() == 8
+    assert shared.critic_rate() == 1e-3 and not MARLHFConfig().needs_critic()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +105,7 @@ def test_the_backend_decides_the_baseline(backend: str, mode: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("num_generations", 1),
+        ("num_generations", 0),
         ("reward_learning_rate", 0.0),
         ("reward_num_train_epochs", 0),
         ("reward_train_batch_size", 0),

@@ -81,6 +81,10 @@ def test_two_turns_by_hand(team, tasks, sampling, scorer, echo) -> None:
     assert found.joint_responses == 4
     assert found.metrics["critic/value_mean"] == 4.5 and found.metrics["critic/target_mean"] == 38.5 / 4
     assert found.metrics["turn_1/expected_return"] == (1 + 5 + 2 + 10) / 2
+    assert found.metrics["critic/advantage_mean"] == 20.5 / 4
+    assert found.metrics["critic/advantage_std"] == pytest.approx(
+        torch.tensor([0.5, 5, 1, 14]).std(correction=0).item()
+    )
     residual = torch.tensor([0.5, 1, 5, 14]).double().var(correction=0)
     spread = torch.tensor([3.5, 5, 10, 20]).double().var(correction=0)
     assert found.metrics["critic/explained_variance"] == pytest.approx(1 - (residual / spread).item())

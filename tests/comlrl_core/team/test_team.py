@@ -1,5 +1,7 @@
 """The team: who its agents are, what they are asked, what they answer."""
 
+import threading
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from comlrl_core.randomness import stream_key
 from comlrl_core.team import team as team_module
 from comlrl_core.team.agent import make_agent
 from comlrl_core.team.formatters import resolve_formatters
-from comlrl_core.team.generation import Sampling
+from comlrl_core.team.generation import Generation, Sampling
 from comlrl_core.team.team import Team, load_team
 
 ROWS = [{"prompt": "a bird."}, {"prompt": "our old river"}, {"prompt": "x"}]
@@ -202,3 +204,20 @@ def test_a_prompt_at_the_very_end_of_the_context_generates(absolute):
     team = Team([make_agent(0, *absolute, "a")], resolve_formatters(None, 1))
     joint = team.generate([("#" * 88,)], 1, Sampling(8), key)
     assert 1 <= len(joint[0][0][0].token_ids) <= 8
+
+
+def test_agents_on_different_devices_answer_at_the_same_time() -> None:
+    """Agents 0 and 2 share a device and take turns; agent 1 starts before agent 0 is done."""
+    devices = [torch.device("cpu"), torch.device("meta"), torch.device("cpu")]
+    meeting = threading.Barrier(2, timeout=30)
+    order: list[int] = []
+
+    def work(agent: int) -> list[list[Generation]]:
+        if agent < 2:
+            meeting.wait()  # for ever, if the second device waited for the first
+        order.append(agent)
+        return [[Generation((agent,), True)]]
+
+    found = team_module._for_each(work, devices)
+    assert [samples[0][0].token_ids for samples in found] == [(0,), (1,), (2,)]
+    assert order.index(0) < order.index(2)

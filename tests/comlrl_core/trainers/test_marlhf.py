@@ -47,9 +47,10 @@ def make(settings, tasks, reward, tmp_path: Path) -> Make:
     return trainer
 
 
-@pytest.mark.parametrize("backend", ["magrpo", "mareinforce", "marloo", "maremax"])
+@pytest.mark.parametrize("backend", ["magrpo", "mareinforce", "marloo", "maremax", "maac", "iac"])
 def test_every_backend_runs_iteratively(make, backend: str) -> None:
     trainer = make("iterative", {"rl_algorithm": backend, "advantage_normalization": False})
+    assert (trainer.critics is not None) == (backend in ("maac", "iac"))
     before = trainer.team.fingerprint()
     trainer.train()
     assert trainer.team.fingerprint() != before
@@ -108,6 +109,8 @@ RESUMED = [
     {"reward_model_init": "previous", "preference_replay_mode": "all_history"},
     {"preference_scoring_reward": "reward_model", "reference_kl_enabled": True},
     {"optimizer_state": "reset"},
+    {"rl_algorithm": "maac", "critic_type": "q"},
+    {"rl_algorithm": "iac", "use_separate_critic": False, "optimizer_state": "reset", "reference_kl_enabled": True},
 ]
 
 
@@ -127,7 +130,11 @@ def test_resumed_iterations_give_the_same_bytes(make, tmp_path: Path, changes: d
         assert (broken / "replay" / name).read_bytes() == (whole / "replay" / name).read_bytes()
 
 
-@pytest.mark.parametrize("changes", [{}, {"reference_kl_enabled": True}], ids=["plain", "kl"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"reference_kl_enabled": True}, {"rl_algorithm": "maac"}, {"rl_algorithm": "iac", "num_generations": 1}],
+    ids=["plain", "kl", "maac", "iac"],
+)
 def test_two_epochs_then_two_more_are_four(make, tmp_path: Path, changes: dict) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     make("offline", {"num_train_epochs": 4, **changes}).train(checkpoint_dir=whole)
@@ -135,7 +142,7 @@ def test_two_epochs_then_two_more_are_four(make, tmp_path: Path, changes: dict) 
     resumed = make("offline", {"num_train_epochs": 4, **changes})
     resumed.train(resume_from_checkpoint=broken)
     assert digest_folder(broken / "epoch_0004") == digest_folder(whole / "epoch_0004")
-    assert resumed.environment_steps == 4 * 3 * 2
+    assert resumed.environment_steps == 4 * 3 * changes.get("num_generations", 2)
     assert resumed.reward_model is not None
 
 
@@ -187,6 +194,8 @@ def test_loaded_agents_without_an_identifier_need_reward_model_name(make, tmp_pa
         ({"reward_max_length": 5000}, {}, "reward_max_length 5000 is above"),
         ({}, {"critic_model": TINY}, "critic_model belongs to rl_algorithm: maac or iac"),
         ({}, {"critics": [TINY, TINY]}, "critics belongs to rl_algorithm: maac or iac"),
+        ({"rl_algorithm": "maac", "critic_model_name": "builtin:huge"}, {}, "critic_model_name: there is no model"),
+        ({"rl_algorithm": "maac"}, {"critics": [TINY, TINY]}, "critics must be a list with 1 model"),
         ({}, {"agent_model": None}, "give either agent_model"),
         ({}, {"reward_func": None}, "reward_func is required"),
     ],
