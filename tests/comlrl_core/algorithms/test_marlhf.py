@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from comlrl_core import notices
 from comlrl_core.algorithms import marlhf
@@ -241,7 +242,7 @@ def test_a_hub_name_that_cannot_be_had(monkeypatch) -> None:
         raise OSError("not a model identifier listed on the hub")
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(marlhf.AutoConfig, "from_pretrained", refuse)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
     with pytest.raises(ConfigError, match="'no-such/model' cannot be loaded: not a model identifier"):
         marlhf.check_base(config(), "no-such/model")
 
