@@ -509,8 +509,14 @@ def completed(client: httpx.Client, submitted: httpx.Response, project: Path) ->
 
 
 def submit(client: httpx.Client, deployment: dict[str, Any], settings: dict[str, Any], **more: Any) -> httpx.Response:
+    """Asked again while Prefect's database is busy with the second deployment (503), as its own clients do."""
     parameters = {**deployment["parameters"], "settings": settings, **more}
-    return client.post(f"/deployments/{deployment['id']}/create_flow_run", json={"parameters": parameters})
+    for _ in range(10):
+        answer = client.post(f"/deployments/{deployment['id']}/create_flow_run", json={"parameters": parameters})
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            break
+        time.sleep(1)
+    return answer
 
 
 def changed_settings(deployment: dict[str, Any], section: str, **changes: Any) -> dict[str, Any]:
