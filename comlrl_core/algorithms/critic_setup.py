@@ -60,13 +60,6 @@ def critic_sources(
     if len(named) > 1:
         raise ConfigError(f"{' and '.join(named)} both name the critics; give one of them")
     if not plan.separate:
-        if config.engine.kind != "local":
-            raise ConfigError(
-                f"use_separate_critic: false needs engine.kind: local, not {config.engine.kind}; there one backbone "
-                "would learn from two losses"
-            )
-        if config.lora is not None:
-            raise ConfigError("use_separate_critic: false needs lora: null; a value head stands on a whole model")
         if named:
             raise ConfigError(f"{named[0]} contradicts use_separate_critic: false; leave one of them out")
         return []

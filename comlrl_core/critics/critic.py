@@ -11,11 +11,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from comlrl_core.critics.encoding import History, HistoryEncoder
 from comlrl_core.engine.processes import total
 from comlrl_core.engine.protocol import Engine
+from comlrl_core.engine.weights import gathered
 from comlrl_core.errors import ConfigError
 from comlrl_core.team.agent import Agent, context_length, default_prefix
 from comlrl_core.team.encoding import Ids
 from comlrl_core.team.generation import DEFAULT_TOKENS_PER_BATCH
-from comlrl_core.team.scalar import ScalarHead, ScalarModel, backbone_of, by_length, last_hidden, padded
+from comlrl_core.team.scalar import (
+    ScalarHead,
+    ScalarModel,
+    backbone_of,
+    by_length,
+    last_hidden,
+    last_hidden_inside,
+    padded,
+)
+from comlrl_core.team.scoring import unwrapped
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -148,14 +158,15 @@ class SharedCritic:
     @torch.no_grad()
     def values(self, inputs: Sequence[Ids], tokens_per_batch: int | None = None) -> list[float]:
         found = [0.0] * len(inputs)
-        for rows in by_length(inputs, tokens_per_batch or DEFAULT_TOKENS_PER_BATCH):
-            values = self._value(self.head, self._hidden([inputs[row] for row in rows])).tolist()
-            for row, value in zip(rows, values, strict=True):
-                found[row] = float(value)
+        with gathered(*self.modules):
+            for rows in by_length(inputs, tokens_per_batch or DEFAULT_TOKENS_PER_BATCH):
+                hidden = self._hidden([inputs[row] for row in rows], self.agent.model)
+                for row, value in zip(rows, self._value(self.head, hidden).tolist(), strict=True):
+                    found[row] = float(value)
         return found
 
     def backward(self, inputs: Sequence[Ids], loss: Loss) -> float:
-        hidden = self._hidden(inputs)
+        hidden = self._hidden(inputs, self.actor_engine.model)
         # Cut in two, so that each engine is handed a loss of its own parameters alone.
         seen = hidden.detach().requires_grad_()
         result = loss(self._value(self.engine.model, seen))
@@ -163,11 +174,15 @@ class SharedCritic:
         if math.isfinite(found):
             self.engine.backward(result)
             assert seen.grad is not None
-            self.actor_engine.backward((hidden * seen.grad).sum())
+            self.actor_engine.backward((hidden * seen.grad).sum() / self.engine.loss_scale)
         return found
 
-    def _hidden(self, inputs: Sequence[Ids]) -> Tensor:
-        return last_hidden(self.backbone, *padded(inputs, self.agent.pad_id, self.agent.device))
+    def _hidden(self, inputs: Sequence[Ids], model: nn.Module) -> Tensor:
+        """Last hidden states, through `model` where that is more than the actor's plain model: an engine's, an adapter."""
+        batch = padded(inputs, self.agent.pad_id, self.agent.device)
+        if unwrapped(model) is model:
+            return last_hidden(self.backbone, *batch)
+        return last_hidden_inside(model, self.backbone, *batch)
 
     @staticmethod
     def _value(head: nn.Module, hidden: Tensor) -> Tensor:

@@ -77,8 +77,12 @@ class DeepSpeedEngine:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this process's share of the loss; the shares of all processes add up."""
         self._pending = True
-        # DeepSpeed takes the mean over the processes.
-        self._engine.backward(loss * processes.world_size())
+        self._engine.backward(loss * self.loss_scale)
+
+    @property
+    def loss_scale(self) -> float:
+        """DeepSpeed takes the mean over the processes, where the sum is wanted."""
+        return float(processes.world_size())
 
     def step(self) -> StepResult:
         """One AdamW step with the accumulated gradient; left out when the gradient's norm is not finite.

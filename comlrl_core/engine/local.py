@@ -26,6 +26,8 @@ class LocalEngine:
     move none of them.
     """
 
+    loss_scale = 1.0
+
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self.model: nn.Module = model
         self.settings = settings

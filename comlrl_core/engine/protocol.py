@@ -75,6 +75,11 @@ class Engine(Protocol):
         """The module to call: a wrapper of the agent's model where the engine needs one."""
         ...
 
+    @property
+    def loss_scale(self) -> float:
+        """What `backward` multiplies a loss by: gradients that it leaves outside the model are as much too large."""
+        ...
+
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of `loss`; any number of calls before a step (micro-batches, several agents)."""
         ...

@@ -15,7 +15,7 @@ from comlrl_core.rl.masks import length_mask, position_ids
 from comlrl_core.team.agent import eos_ids
 from comlrl_core.team.encoding import Ids
 from comlrl_core.team.generation import DEFAULT_TOKENS_PER_BATCH
-from comlrl_core.team.scoring import scoring_mode
+from comlrl_core.team.scoring import scoring_mode, unwrapped
 
 HEAD_STD = 0.02  # where a configuration names no `initializer_range`
 
@@ -115,14 +115,39 @@ class ScalarModel(nn.Module):
 
 def last_hidden(backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """The last hidden state at the last real token of each row, `[B, H]`; no language-model head is computed."""
+    hidden: Tensor = backbone(**_inputs(backbone, input_ids, attention_mask)).last_hidden_state
+    return _at_last(hidden, attention_mask)
+
+
+def last_hidden_inside(model: nn.Module, backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """As `last_hidden`, by a call of what `backbone` is wrapped in: an engine's wrapper, a model with adapters.
+
+    Their language-model head is computed for one column, and not used.
+    """
+    kept: list[Tensor] = []
+    handle = backbone.register_forward_hook(lambda _module, _inputs, output: kept.append(output.last_hidden_state))
+    inputs = _inputs(backbone, input_ids, attention_mask)
+    if "logits_to_keep" in inspect.signature(unwrapped(model).forward).parameters:
+        inputs["logits_to_keep"] = 1
+    try:
+        model(**inputs)
+    finally:
+        handle.remove()
+    return _at_last(kept[0], attention_mask)
+
+
+def _inputs(backbone: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
     accepted = inspect.signature(backbone.forward).parameters
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     if "position_ids" in accepted:
         inputs["position_ids"] = position_ids(attention_mask)
-    hidden: Tensor = backbone(**inputs).last_hidden_state
-    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return inputs
+
+
+def _at_last(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+    places = torch.arange(attention_mask.shape[1], device=hidden.device)
     last = (attention_mask.long() * places).argmax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
@@ -156,9 +181,10 @@ def by_length(sequences: Sequence[Ids], tokens_per_batch: int) -> list[list[int]
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
     """A causal language model without its head. Raises `ConfigError` where it has none."""
-    backbone = cast(PreTrainedModel, model.base_model)
-    if backbone is model:
-        raise ConfigError(f"{type(model).__name__} has no backbone beside its language-model head")
+    whole = cast(PreTrainedModel, unwrapped(model))
+    backbone = cast(PreTrainedModel, whole.base_model)
+    if backbone is whole:
+        raise ConfigError(f"{type(whole).__name__} has no backbone beside its language-model head")
     return backbone
 
 

@@ -107,7 +107,7 @@ def _pad(
 
 def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, columns: Tensor) -> Tensor:
     """Logits `[B, len(columns), V]` of the given, contiguous columns."""
-    accepted = inspect.signature(_unwrap(model).forward).parameters
+    accepted = inspect.signature(unwrapped(model).forward).parameters
     kwargs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
     if "use_cache" in accepted:
         kwargs["use_cache"] = False
@@ -121,7 +121,7 @@ def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, columns
     return logits
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The module whose forward names its arguments; wrappers (DDP, DeepSpeed, PEFT) take `**kwargs`."""
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner

@@ -122,8 +122,6 @@ def test_critics_that_cannot_be_are_refused() -> None:
         (IACConfig(), {"critic_model": tiny, "critics": [tiny]}, "critic_model and critics both name"),
         (IACConfig(critic_model_name=tiny), {"critic_model": tiny}, "critic_model and critic_model_name both name"),
         (IACConfig(use_separate_critic=False), {"critics": [tiny, tiny]}, "contradicts use_separate_critic: false"),
-        (IACConfig(use_separate_critic=False, engine={"kind": "deepspeed"}), {}, "needs engine.kind: local"),
-        (IACConfig(use_separate_critic=False, lora={"r": 4}), {}, "needs lora: null"),
         (IACConfig(), {"critics": [tiny]}, "critics must be a list with 2 models: one per agent"),
         (MAACConfig(), {"critics": [tiny, tiny]}, "critics must be a list with 1 model: one that sees all agents"),
         (IACConfig(), {"critic_model": loaded}, "a loaded critic_model is one critic"),

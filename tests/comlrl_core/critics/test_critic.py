@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from comlrl_core.config.lora import LoraSettings
 from comlrl_core.critics.building import CriticPlan, build_critics, renew_engines
 from comlrl_core.critics.critic import SharedCritic, View
 from comlrl_core.critics.critics import Critics
@@ -12,8 +13,9 @@ from comlrl_core.critics.encoding import History
 from comlrl_core.engine.local import build_engines
 from comlrl_core.engine.protocol import OptimizerSettings
 from comlrl_core.errors import ConfigError
-from comlrl_core.team.scalar import last_hidden, padded
+from comlrl_core.team.scalar import backbone_of, last_hidden, padded
 from comlrl_core.team.scoring import scoring_mode
+from comlrl_core.team.team import load_team
 
 OPTIMIZER = OptimizerSettings(1e-3)
 KINDS = [(True, True), (False, True), (False, False)]
@@ -71,6 +73,24 @@ def test_a_head_and_its_backbone_have_the_gradients_of_one_loss(team, make_criti
         torch.testing.assert_close(found[name], parameter.grad)
     for gradient, parameter in zip(head, critic.head.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_a_head_on_an_adapter_reads_and_moves_that_adapter_alone() -> None:
+    team = load_team(agent_model="builtin:tiny", num_agents=2, lora=LoraSettings(r=4))
+    for model in team.models:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+    plan = CriticPlan(False, False, None, None, seed=3)
+    critic = build_critics(team, build_engines(team.models, OPTIMIZER), plan, OPTIMIZER).critics[1]
+    assert isinstance(critic, SharedCritic)
+    inputs = critic.encode(views(team, "one.", "a longer one.", agents=(1,)))
+    merged = backbone_of(team.models[1].merged())
+    hidden = last_hidden(merged, *padded(inputs, critic.agent.pad_id, critic.agent.device))
+    assert critic.values(inputs) == pytest.approx(critic.head(hidden).squeeze(-1).tolist(), abs=1e-5)
+    critic.backward(inputs, lambda values: values.square().sum())
+    moved = [any(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters()) for model in team.models]
+    assert moved == [False, True]
+    assert all(p.grad is None for p in team.models[1].get_base_model().parameters() if not p.requires_grad)
 
 
 @pytest.mark.parametrize(("central", "separate"), KINDS)

@@ -22,7 +22,7 @@ from comlrl_core.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 STAGES = (0, 1, 2, 3)
-TRAININGS = ("madpo", "magrpo", "reward_model", "maac", "four")
+TRAININGS = ("madpo", "magrpo", "reward_model", "maac", "iac", "four")
 SCRIPT = Path(__file__).with_name("work.py")
 SECONDS = 400
 

@@ -6,7 +6,7 @@ to a file: `work.py FOLDER STAGE ...`. What lies in `FOLDER/local` is resumed, a
 
 import logging
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from comlrl_core.algorithms import actor_critic, madpo
 from comlrl_core.algorithms.actor_critic import ActorCriticSettings
 from comlrl_core.algorithms.reinforce import train_minibatch
 from comlrl_core.config.engine import EngineSettings
-from comlrl_core.critics.critic import CriticModel, SeparateCritic
+from comlrl_core.critics.critic import CriticModel, SeparateCritic, SharedCritic
 from comlrl_core.critics.critics import Critics
 from comlrl_core.engine import processes
 from comlrl_core.engine.build import build_engine, build_engines
@@ -218,6 +218,39 @@ def train_maac(engine: EngineSettings) -> tuple[Weights, list[float]]:
     return weights_of(a=models[0], b=models[1], critic=critic), losses
 
 
+def train_iac(engine: EngineSettings) -> tuple[Weights, list[float]]:
+    """A value head on each actor's backbone: an actor's engine takes the gradients of two losses before one step."""
+    models = [small_model(seed) for seed in (14, 15)]
+    tokenizer = load_tiny(0)[1]
+    agents = [make_agent(index, model, tokenizer, "") for index, model in enumerate(models)]
+    engines = build_engines(models, SETTINGS, engine)
+    heads = [ScalarHead(agent.model, 8, agent.index) for agent in agents]
+    critics = Critics(
+        tuple(
+            SharedCritic(agent, head, build_engine(head, SETTINGS, engine), own)
+            for agent, head, own in zip(agents, heads, engines, strict=True)
+        ),
+        False,
+        2,
+    )
+    for one in (*engines, *critics.engines):
+        one.begin(UPDATES)
+    settings = ActorCriticSettings(Sampling(9), 0, TemporalDifference(), micro_batch_size=2, value_clip_range=0.2)
+    losses = []
+    for update in range(UPDATES):
+        samples = []
+        for number in range(3 * update, 3 * update + 3):
+            inputs = [(ids("own history", number, agent),) for agent in range(2)]
+            old = [tuple(critic.values(own)) for critic, own in zip(critics.critics, inputs, strict=True)]
+            targets = generator("targets", number).normal(size=2)
+            lessons = tuple(Lesson(inputs[a], old[a], ((float(targets[a]),),)) for a in range(2))
+            samples.append(replace(episode(number), lessons=lessons))
+        metrics, nonfinite = actor_critic.train_minibatch(Team(agents, [str, str]), engines, critics, samples, settings)
+        assert not nonfinite
+        losses.append(metrics["loss"] + metrics["value_loss"])
+    return weights_of(a=models[0], b=models[1], head_a=heads[0], head_b=heads[1]), losses
+
+
 def update_once(engine: Engine, number: int) -> None:
     train_minibatch([engine.model], [engine], [0], [node(number, agents=1)], 1.0)
 
@@ -281,6 +314,7 @@ TRAININGS = {
     "magrpo": train_magrpo,
     "reward_model": train_reward_model,
     "maac": train_maac,
+    "iac": train_iac,
     "four": train_four,
 }
 
@@ -303,7 +337,7 @@ def main() -> None:
             next_ones = {
                 "left": leave_state(sharded_engine(stage), folder / f"stage_{stage}_{kind}", dtype),
                 "resumed": resume(sharded_engine(stage), folder / f"local_{kind}", dtype),
-                "changed_stage": resume(sharded_engine((stage + 1) % 4), folder / f"stage_{stage}_{kind}", dtype),
+                "changed_stage": resume(sharded_engine((stage - 1) % 4), folder / f"stage_{stage}_{kind}", dtype),
             }
             for what, weights in next_ones.items():
                 out |= {f"{stage}/{what}_{kind}/{key}": value.contiguous() for key, value in weights.items()}

@@ -66,8 +66,9 @@ VARIANTS = [
     ("IAC", {"num_turns": 2, "lr_schedule": "constant_with_warmup", "lr_warmup_steps": 3}),
     ("IAC", {"num_turns": 2, "use_separate_critic": False, "value_head_hidden_dim": 8}),
     ("IAC", {"use_separate_critic": False, "critic_type": "q", "reference_kl_enabled": True}),
+    ("IAC", {"use_separate_critic": False, "lora": {"r": 4}}),
 ]
-IDS = ["maac", "candidates-q", "turns-q-kl", "iac", "heads", "heads-q-kl"]
+IDS = ["maac", "candidates-q", "turns-q-kl", "iac", "heads", "heads-q-kl", "heads-adapters"]
 
 
 @pytest.mark.parametrize(("kind", "changes"), VARIANTS, ids=IDS)
