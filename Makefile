@@ -12,7 +12,7 @@ run: $(VENV)/.runtime
 	$(BIN)/comlrl run
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not endurance" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not endurance" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "" $(ARGS)

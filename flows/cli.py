@@ -16,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train teams of language models that answer together, from preferences.",
+    help="Train teams of language models that answer together, from preferences and rewards.",
 )
 
 Params = Annotated[
@@ -180,6 +180,30 @@ def evaluate(
 
     for name, value in evaluate_policies(project, config, iteration).items():
         print(f"{name:40} {value:.6g}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder to write, which must not exist yet.")],
+    iteration: Annotated[int | None, typer.Option(min=0, help="Iteration to export; default: the last one.")] = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Of a run with team.lora: the adapters alone, without their base.")
+    ] = False,
+    params: Params = None,
+    overrides: Set = None,
+) -> None:
+    """Write the policies of an iteration as Hugging Face folders, agent_0, agent_1, ..., that need nothing else.
+
+    Low-rank adapters are worked into copies of their base model; --adapters writes them as PEFT reads them.
+    """
+    project, config = load(params, overrides)
+    env_defaults(project.state_root)
+    from flows.stages import export_policies
+
+    number, written = export_policies(project, config, folder.absolute(), iteration, adapters)
+    print(f"iteration {number}:")
+    for path in written:
+        print(path)
 
 
 @app.command("report")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError
+from comlrl_core.team.checkpoint import AGENT_PREFIX, save_merged, save_team
 from flows.iteration import iterate
 from flows.jobs import check_stage, plan
 from flows.prefect_api import healthy, read_record
@@ -24,6 +25,7 @@ from flows.training import (
 from tasks.calling import call
 from tasks.evaluate import evaluation_metrics, summarize_run
 from tasks.job import Job
+from tasks.loading import policy
 from tasks.prepare import prepare
 from tasks.report import report
 from tasks.steps import clear_aside
@@ -112,15 +114,47 @@ def write_report(project: Project, config: RunConfig) -> Path:
 
 def evaluate_policies(project: Project, config: RunConfig, iteration: int | None) -> dict[str, float]:
     """Metrics of a published iteration's policies (default: the newest) on the held-out tasks."""
-    planned = plan(project, config)
-    store = planned.job.store
-    published = [n for n in range(config.num_iterations + 1) if store.has(n)]
+    job = plan(project, config).job
+    number = _published(job, iteration)
+    metrics = evaluation_metrics(job, number)
+    if not metrics:
+        raise ConfigError("tasks.eval is null: there are no held-out tasks to evaluate on")
+    return {"iteration": float(number), **metrics}
+
+
+def export_policies(
+    project: Project, config: RunConfig, folder: Path, iteration: int | None, adapters: bool = False
+) -> tuple[int, list[Path]]:
+    """Write the policies of a published iteration (default: the newest) into a new folder, one per agent.
+
+    Args:
+        adapters: of a run with `team.lora`, the adapters alone; else they are worked into copies of their base, and
+            every agent's folder is a whole model.
+
+    Returns:
+        which iteration it was, and the agents' folders.
+
+    Raises:
+        ConfigError: the folder is there already, nothing is published, or there are no adapters.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; name a folder that does not")
+    job = plan(project, config).job
+    if adapters and job.config.training.lora is None:
+        raise ConfigError("--adapters belongs to runs with team.lora; these policies are whole models")
+    number = _published(job, iteration)
+    team = policy(job, number)
+    (save_team if adapters else save_merged)(team, folder)
+    return number, [folder / f"{AGENT_PREFIX}{agent.index}" for agent in team.agents]
+
+
+def _published(job: Job, iteration: int | None) -> int:
+    """The iteration that was asked for, or the newest. Raises `ConfigError` where it is not there."""
+    store = job.store
+    published = [n for n in range(job.config.num_iterations + 1) if store.has(n)]
     if not published:
         raise ConfigError(f"{store.models} holds no policies yet; `comlrl run` trains them")
     number = published[-1] if iteration is None else iteration
     if number not in published:
         raise ConfigError(f"iteration {number} is not there; {store.models} holds {', '.join(map(str, published))}")
-    metrics = evaluation_metrics(planned.job, number)
-    if not metrics:
-        raise ConfigError("tasks.eval is null: there are no held-out tasks to evaluate on")
-    return {"iteration": float(number), **metrics}
+    return number

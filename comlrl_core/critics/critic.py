@@ -178,7 +178,7 @@ class SharedCritic:
         return found
 
     def _hidden(self, inputs: Sequence[Ids], model: nn.Module) -> Tensor:
-        """Last hidden states, through `model` where that is more than the actor's plain model: an engine's, an adapter."""
+        """Last hidden states, through `model` where it is no plain one: an engine's wrapper, an adapter."""
         batch = padded(inputs, self.agent.pad_id, self.agent.device)
         if unwrapped(model) is model:
             return last_hidden(self.backbone, *batch)

@@ -48,6 +48,7 @@ def critics(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_maac_by_every_door(shell: Any, tmp_path: Path) -> None:
     project = shell.project(tmp_path / "project")
     to_actor_critic(project, "maac", 2)
@@ -87,7 +88,11 @@ def test_maac_by_every_door(shell: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "further"), [("maac", {}), ("iac", {"use_separate_critic": "false", "critic_type": "q"})]
+    ("backend", "further"),
+    [
+        ("maac", {}),
+        pytest.param("iac", {"use_separate_critic": "false", "critic_type": "q"}, marks=pytest.mark.endurance),
+    ],
 )
 def test_marlhf_with_critics_resumes_with_the_same_bytes(
     shell: Any, tmp_path: Path, backend: str, further: dict[str, str]

@@ -9,7 +9,7 @@ from comlrl_core.errors import ComlrlError
 from flows import cli
 from flows.project import Project
 
-COMMANDS = ("init", "run", "stage", "repro", "iterations", "evaluate", "prune", "serve", "doctor", "settings")
+COMMANDS = ("init", "run", "stage", "repro", "iterations", "evaluate", "export", "prune", "serve", "doctor", "settings")
 Command = Callable[..., tuple[int, str, str]]
 
 

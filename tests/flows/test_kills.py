@@ -1,5 +1,6 @@
 """SIGKILL, which no process can answer: what is left behind, and what the next start makes of it. By real commands."""
 
+import json
 import shutil
 import signal
 import socket
@@ -121,6 +122,44 @@ def test_a_killed_dvc_leaves_its_stage_running(
     assert shell.repro(project, *command)[0] == "iterate@0001"
     assert shell.results(project) == unbroken
     assert shell.repro(project) == []
+
+
+@pytest.fixture(scope="module")
+def on_two_processes(shell: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A project whose iteration runs on two processes, and the results of a run that nothing interrupted."""
+    fresh = shell.project(tmp_path_factory.mktemp("two") / "project", 1, kind="deepspeed")
+    params = fresh / "params.yaml"
+    params.write_text(params.read_text().replace("kind: deepspeed", "nproc: 2\n  kind: deepspeed"))
+    project = copied(fresh, tmp_path_factory.mktemp("two_unbroken"))
+    shell.run(project, "comlrl", "run", "--plain")
+    return fresh, dict(shell.results(project))
+
+
+@pytest.mark.parametrize("victim", ["rank", "launcher", "flow"])
+def test_what_is_killed_of_a_run_on_two_processes(
+    shell: Any, on_two_processes: tuple[Path, dict[str, bytes]], tmp_path: Path, victim: str
+) -> None:
+    """In the middle of its update. A rank or the launcher: the run says so and ends. Then the same command goes on."""
+    fresh, unbroken = on_two_processes
+    project = copied(fresh, tmp_path)
+    flow = shell.start(project, "comlrl", "run", "--plain")
+
+    def ranks() -> list[Path]:
+        return sorted((project / ".comlrl").rglob("update-*/rank_*.json"))
+
+    shell.wait(lambda: len(ranks()) == 2, 180, project)
+    rank = psutil.Process(json.loads(ranks()[1].read_text())["pid"])
+    {"rank": rank, "launcher": rank.parents()[0], "flow": psutil.Process(flow.pid)}[victim].kill()
+    code = flow.wait(30)  # a dead process is noticed by then
+    assert shell.left(project, SECONDS) == []
+    if victim != "flow":
+        log = (project.parent / "log.txt").read_text()
+        assert code == 2 and "finished steps are kept" in log and "Traceback" not in log, log
+        assert "signal 9" in log
+    output = shell.run(project, "comlrl", "run", "--plain")
+    assert "answers of chunk 0 are there already" in output
+    assert shell.results(project) == unbroken
+    assert shell.left(project, SECONDS) == []
 
 
 @contextmanager

@@ -190,11 +190,10 @@ def test_a_pruned_project_has_nothing_to_do_and_goes_on(shell: Any, tmp_path: Pa
     output = shell.run(project, "comlrl", "prune", "--keep-last", "1")
     assert "pruned 2 iterations" in output
     assert size(project / ".dvc" / "cache") < cache
-    for _ in range(2):  # neither of the two commands brings anything back or runs anything
-        assert shell.repro(project, "comlrl", "repro") == []
-        output = shell.run(project, "comlrl", "run", "--plain")
-        assert output.count("is up to date") == 7 and "WARNING" not in output and "pairs from" not in output
-        assert iterations(project / "models") == iterations(project / "state") == [0, 3]
+    assert shell.repro(project, "comlrl", "repro") == []  # neither command brings anything back or runs anything
+    output = shell.run(project, "comlrl", "run", "--plain")
+    assert output.count("is up to date") == 7 and "WARNING" not in output and "pairs from" not in output
+    assert iterations(project / "models") == iterations(project / "state") == [0, 3]
 
     names = ("report.html", "plots/reward.svg", "replay/iteration_0001.json", "metrics.json")
     lost = [project / name for name in names]
@@ -205,18 +204,14 @@ def test_a_pruned_project_has_nothing_to_do_and_goes_on(shell: Any, tmp_path: Pa
     assert shell.repro(project, "comlrl", "repro") == ["evaluate", "report"]  # the rest is in DVC's cache
     assert lost[0].is_file() and [path.read_bytes() for path in lost[1:]] == before
     assert iterations(project / "models") == iterations(project / "state") == [0, 3]
-    assert shell.repro(project, "comlrl", "repro") == []
 
     shell.run(project, "comlrl", "iterations", "4")
-    assert shell.repro(project, "comlrl", "repro") == ["iterate@0004", "evaluate", "report"]
+    output = shell.run(project, "comlrl", "run", "--plain")
+    assert output.count("pairs from") == 1  # iteration 4 alone
     assert iterations(project / "models") == [0, 3, 4]
     longer = read_curve(project / "plots" / "evaluation.csv")
     assert longer[:4] == curve and len(longer) == 5
     assert {row["iteration"] for row in read_curve(project / "plots" / "training.csv")} == {1, 2, 3, 4}
-
-    shell.run(project, "comlrl", "iterations", "5")
-    output = shell.run(project, "comlrl", "run", "--plain")
-    assert output.count("pairs from") == 1  # iteration 5 alone
     assert read_json(project / "metrics.json")["evaluation"]["initial_reward"] == curve[0]["eval_reward_mean"]
     assert shell.repro(project, "comlrl", "repro") == []
 

@@ -3,16 +3,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from comlrl_core.config.run import RunConfig
 from comlrl_core.errors import ConfigError
 from comlrl_core.files import iter_jsonl, write_jsonl
+from comlrl_core.team.checkpoint import digest_folder
 from flows import stages
 from flows.jobs import plan
 from flows.package_lock import write_lock
 from flows.project import Project
-from flows.stages import evaluate_policies, run_stage
+from flows.stages import evaluate_policies, export_policies, run_stage
 from flows.training import train
+from tasks.loading import policy
 
 Settings = Callable[..., RunConfig]
 
@@ -130,3 +134,40 @@ def test_policies_are_evaluated_on_request(small_project: Project, settings_of: 
     assert evaluate_policies(small_project, config, 1)["iteration"] == 1
     with pytest.raises(ConfigError, match=r"iteration 7 is not there; .* holds 0, 1, 2"):
         evaluate_policies(small_project, config, 7)
+
+
+def test_policies_are_exported_on_request(small_project: Project, settings_of: Settings, tmp_path: Path) -> None:
+    """Folders that any tool reads: byte for byte those of the iteration, or adapters worked into their base."""
+    config = settings_of()
+    with pytest.raises(ConfigError, match="no policies yet"):
+        export_policies(small_project, config, tmp_path / "out", None)
+    train(small_project, config)
+    number, folders = export_policies(small_project, config, tmp_path / "out", None)
+    assert number == 2 and [path.name for path in folders] == ["agent_0", "agent_1"]
+    for folder in folders:
+        assert digest_folder(folder) == digest_folder(small_project.models / "iteration_0002" / folder.name)
+    with pytest.raises(ConfigError, match="out exists"):
+        export_policies(small_project, config, tmp_path / "out", None)
+    with pytest.raises(ConfigError, match="iteration 7 is not there"):
+        export_policies(small_project, config, tmp_path / "more", 7)
+    with pytest.raises(ConfigError, match=r"belongs to runs with team\.lora"):
+        export_policies(small_project, config, tmp_path / "more", 1, adapters=True)
+    assert not (tmp_path / "more").exists()
+
+
+def test_exported_adapters_answer_as_those_in_training(
+    small_project: Project, settings_of: Settings, tmp_path: Path
+) -> None:
+    config = settings_of("team.lora={r: 2}", "num_iterations=1", "training.agent_learning_rate=0.05")
+    train(small_project, config)
+    job = plan(small_project, config).job
+    _, adapters = export_policies(small_project, config, tmp_path / "adapters", None, adapters=True)
+    _, whole = export_policies(small_project, config, tmp_path / "whole", None)
+    assert not list((tmp_path / "whole").rglob("adapter*"))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    for agent, (trained, initial) in enumerate(zip(policy(job, 1).models, policy(job, 0).models, strict=True)):
+        assert digest_folder(adapters[agent]) == digest_folder(job.store.policy(1) / f"agent_{agent}")
+        logits = trained(input_ids=ids).logits
+        assert (logits - initial(input_ids=ids).logits).abs().max() > 1e-3  # something was learned
+        merged = AutoModelForCausalLM.from_pretrained(whole[agent])
+        torch.testing.assert_close(merged(input_ids=ids).logits, logits, atol=1e-5, rtol=1e-5)
