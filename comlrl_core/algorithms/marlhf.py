@@ -33,6 +33,7 @@ from comlrl_core.algorithms.shared import Learned, Metrics, optimizer_settings, 
 from comlrl_core.critics.critics import Critics
 from comlrl_core.engine.build import build_engine
 from comlrl_core.engine.protocol import Engine
+from comlrl_core.engine.weights import gathered, is_sharded
 from comlrl_core.errors import ConfigError
 from comlrl_core.preference.records import PairRecord
 from comlrl_core.preference.reward_model import (
@@ -359,6 +360,11 @@ def fit_or_keep(
         result = fit_reward_model(model, records, config, iteration=iteration)
         if not result.train_pairs:
             model = newest
+        elif is_sharded(model):  # scores are asked of one process, which needs all of it
+            whole = new_reward_model(config, source, iteration, model_config)
+            with gathered(model):
+                whole.load_state_dict(model.state_dict())
+            model = whole.requires_grad_(False)
     if not result.train_pairs:
         logger.warning(
             "iteration %d: there are no pairs to fit a reward model to (%d drawn, %d too long, %d with equal sides); "

@@ -3,8 +3,10 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from comlrl_core.engine.processes import by_first
 from comlrl_core.preference.candidates import JointResponse, TaskCandidates
 from comlrl_core.rewards.contract import Oracle, Scored
 
@@ -36,11 +38,9 @@ def score_candidates(
     size = batch_size or max(len(queue), 1)
     for start in range(0, len(queue), size):
         chunk = queue[start : start + size]
-        scores += oracle.score(
-            [[response.completions[agent].text for _, response in chunk] for agent in range(oracle.num_agents)],
-            [{**task.row, "task_id": task.task_id} for task, _ in chunk],
-            [oracle_prompt(task.prompts) for task, _ in chunk],
-        )
+        texts = [[response.completions[agent].text for _, response in chunk] for agent in range(oracle.num_agents)]
+        rows = [{**task.row, "task_id": task.task_id} for task, _ in chunk]
+        scores += by_first(partial(oracle.score, texts, rows, [oracle_prompt(task.prompts) for task, _ in chunk]))
         if on_progress is not None:
             on_progress(len(chunk))
     answers = iter(scores)

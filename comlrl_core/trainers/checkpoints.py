@@ -10,10 +10,12 @@ from comlrl_core.algorithms.shared import Learned, OptimizationConfig, save_trai
 from comlrl_core.critics.critics import Critics
 from comlrl_core.critics.files import save_critics
 from comlrl_core.critics.layout import FOLDER
+from comlrl_core.engine.processes import by_first
 from comlrl_core.engine.protocol import Engine
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.files import read_json, write_json
-from comlrl_core.store import MANIFEST, Manifest, whole_folder
+from comlrl_core.publishing import folder_for_all
+from comlrl_core.store import MANIFEST, Manifest
 from comlrl_core.team.checkpoint import save_team
 from comlrl_core.team.team import Team
 
@@ -36,9 +38,9 @@ def save_checkpoint(
     """Write a checkpoint that `train(resume_from_checkpoint=folder)` goes on from; complete or absent.
 
     `identity` is what `manifest.inputs` is the digest of, so that a run which differs can be told in what.
-    `save_beside` writes what else belongs to it.
+    `save_beside` writes what else belongs to it. Of several processes, all have to call it, and the first writes.
     """
-    with whole_folder(folder) as staging:
+    with folder_for_all(folder) as staging:
         save_team(team, staging)
         if save_beside is not None:
             save_beside(staging)
@@ -46,8 +48,8 @@ def save_checkpoint(
             save_critics(critics, staging / FOLDER)
         critic_engines = () if critics is None else critics.engines
         save_training_state(staging / STATE, engines, config, manifest.iteration, learned, critic_engines)
-        write_json(staging / STATE / IDENTITY, dict(identity), indent=2)
-        manifest.write(staging / MANIFEST)
+        by_first(lambda: write_json(staging / STATE / IDENTITY, dict(identity), indent=2))
+        by_first(lambda: manifest.write(staging / MANIFEST))
 
 
 def differences(checkpoint: Path, identity: Mapping[str, Any]) -> list[str]:
@@ -96,5 +98,9 @@ def keep_newest(folder: Path, limit: int | None) -> None:
     """Remove all but the newest `limit` checkpoints below `folder` (None: keep all)."""
     if limit is None:
         return
-    for path in list_checkpoints(folder)[:-limit]:
-        shutil.rmtree(path)
+
+    def remove() -> None:
+        for path in list_checkpoints(folder)[:-limit]:
+            shutil.rmtree(path)
+
+    by_first(remove)

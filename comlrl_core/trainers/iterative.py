@@ -9,6 +9,7 @@ from comlrl_core.algorithms.shared import Learned
 from comlrl_core.comparators import open_comparator
 from comlrl_core.comparators.base import Comparator
 from comlrl_core.digests import digest_values
+from comlrl_core.engine.processes import by_first
 from comlrl_core.preference.files import read_meta
 from comlrl_core.preference.iteration import collection_metrics, draw_pairs, write_pairs
 from comlrl_core.preference.records import PairRecord
@@ -62,7 +63,7 @@ class MADPOIterTrainer(PreferenceTrainer):
         if resumed is not None:
             self._resume(resumed, store)
         else:
-            check_unoccupied(replay)
+            by_first(lambda: check_unoccupied(replay))
             if policies is not None:
                 save_team(self.team, store.policy(0))
         for iteration in range(self.manifest.iteration + 1, self.args.num_iterations + 1):
@@ -77,14 +78,11 @@ class MADPOIterTrainer(PreferenceTrainer):
         candidates = self.collect_scored(iteration, comparator)
         version = comparator.version
         comparator.release()
-        _, entry = write_pairs(
-            store.replay,
-            iteration,
-            candidates,
-            self.labeller(),
-            self.args,
-            policy=self.team.fingerprint(),
-            comparator=version,
+        policy, labeller = self.team.fingerprint(), self.labeller()
+        _, entry = by_first(
+            lambda: write_pairs(
+                store.replay, iteration, candidates, labeller, self.args, policy=policy, comparator=version
+            )
         )
         self.report(collection_metrics(read_meta(store.replay, iteration)), self.environment_steps)
         drawn = draw_pairs(store.replay, iteration, self.manifest.eligible(), self.args)

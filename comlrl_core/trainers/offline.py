@@ -6,6 +6,7 @@ from comlrl_core.algorithms.madpo import Metrics
 from comlrl_core.algorithms.madpo_config import MADPOConfig
 from comlrl_core.algorithms.preference_learning import Learned, learn
 from comlrl_core.digests import digest_values
+from comlrl_core.engine.processes import by_first
 from comlrl_core.preference.files import read_iteration, read_meta
 from comlrl_core.preference.iteration import collection_metrics, write_pairs
 from comlrl_core.preference.records import PairRecord
@@ -55,7 +56,7 @@ class MADPOTrainer(PreferenceTrainer):
             checkpoints = checkpoints or checkpoint.parent
         else:
             store = _store(self.folder_or_temporary(checkpoints, "replay"))
-            check_unoccupied(store.replay)
+            by_first(lambda: check_unoccupied(store.replay))
             if self.keeps_initial():
                 save_team(self.team, store.policy(0))
             self._collect(store)
@@ -71,14 +72,11 @@ class MADPOTrainer(PreferenceTrainer):
 
     def _collect(self, store: Store) -> None:
         candidates = self.collect_scored(COLLECTION, None)
-        _, entry = write_pairs(
-            store.replay,
-            COLLECTION,
-            candidates,
-            self.labeller(),
-            self.args,
-            policy=self.team.fingerprint(),
-            comparator=None,
+        policy, labeller = self.team.fingerprint(), self.labeller()
+        _, entry = by_first(
+            lambda: write_pairs(
+                store.replay, COLLECTION, candidates, labeller, self.args, policy=policy, comparator=None
+            )
         )
         self.manifest = self.manifest.next(
             inputs=digest_values(self.identity()), previous="", entry=entry, environment_steps=0

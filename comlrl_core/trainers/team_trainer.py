@@ -20,6 +20,7 @@ from comlrl_core.critics.critics import Critics
 from comlrl_core.critics.files import save_critics
 from comlrl_core.critics.layout import FOLDER as CRITIC_FOLDER
 from comlrl_core.digests import digest_values
+from comlrl_core.engine import processes
 from comlrl_core.environments.tasks import load_tasks
 from comlrl_core.errors import ConfigError, DataError
 from comlrl_core.evaluation import EvaluatedSample, summarize
@@ -80,6 +81,8 @@ class TeamTrainer:
         on_long_prompt: str = "fail",
     ) -> None:
         self.args = config_of(args, self.config_class)
+        if self.args.engine.kind == "deepspeed":
+            processes.join(self.args.engine.collective_timeout)
         count = count_agents(self.args, agent_model, agents, num_agents)
         set_agents(self.args, count)
         check_evaluation(eval_logger, eval_aggregator)
@@ -150,17 +153,23 @@ class TeamTrainer:
                 for sample in turn_samples:
                     answered.setdefault(sample.task_id, []).append(sample)
             chains = [answered[str(task["task_id"])] for task in tasks]  # shorter where a rollout ended
-            details = self.eval_logger(
-                agent_completions_turns=[
-                    [[sample.texts[agent] for sample in chain] for chain in chains]
-                    for agent in range(self.team.num_agents)
-                ],
-                batch_items=[dict(task) for task in tasks],
-                prompts=[self.team.prompts(task)[0] for task in tasks],
-            )
-            aggregate = self.eval_aggregator(details, num_turns=len(turns))
-            metrics |= {f"eval/{name}": float(value) for name, value in aggregate.items()}
+            metrics |= processes.by_first(lambda: self._users_metrics(tasks, chains, len(turns)))
         return metrics
+
+    def _users_metrics(
+        self, tasks: Sequence[Mapping[str, Any]], chains: Sequence[Sequence[EvaluatedSample]], num_turns: int
+    ) -> dict[str, float]:
+        """What `eval_logger` and `eval_aggregator` make of the answers."""
+        assert self.eval_logger is not None and self.eval_aggregator is not None
+        details = self.eval_logger(
+            agent_completions_turns=[
+                [[sample.texts[agent] for sample in chain] for chain in chains] for agent in range(self.team.num_agents)
+            ],
+            batch_items=[dict(task) for task in tasks],
+            prompts=[self.team.prompts(task)[0] for task in tasks],
+        )
+        aggregate = self.eval_aggregator(details, num_turns=num_turns)
+        return {f"eval/{name}": float(value) for name, value in aggregate.items()}
 
     def save_model(self, output_dir: str | Path) -> None:
         """Write one plain Hugging Face folder per agent (`agent_0`, ...) below `output_dir`, and `critic`, if any."""
@@ -212,7 +221,12 @@ class TeamTrainer:
         return self.train_tasks
 
     def report(self, metrics: dict[str, float], step: int) -> None:
-        """Hand metrics to `metrics_callback`; `step` counts environment steps. A fall of the reward is said."""
+        """Hand metrics to `metrics_callback`; `step` counts environment steps. A fall of the reward is said.
+
+        Of several processes the first reports.
+        """
+        if not processes.is_first():
+            return
         if "eval/turn_1/expected_return" in metrics:
             self._say_fall(metrics, step)
         if metrics and self.metrics_callback is not None:
@@ -283,7 +297,7 @@ class TeamTrainer:
         """`folder`, or a temporary one whose place is said."""
         if folder is not None:
             return Path(folder)
-        made = Path(tempfile.mkdtemp(prefix=f"comlrl-{what}-"))
+        made = Path(processes.by_first(lambda: tempfile.mkdtemp(prefix=f"comlrl-{what}-")))
         say_once(f"temporary-{made}", f"no folder was named for {what}: it goes to {made}")
         return made
 
