@@ -9,10 +9,12 @@
 Ranks end by themselves when the process that started them is gone; the launcher ends them in every other case.
 """
 
+import contextvars
 import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -40,6 +42,7 @@ MARK = "COMLRL_RANKS"  # in the environment of ranks: the folder of their call
 CALL, RESULT = "call.json", "result.json"
 GRACE = 5.0  # seconds between being asked to end and being ended
 POLL = 0.2
+PROGRESS_SECONDS = 10
 _DIED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _numbers = count()
 
@@ -78,6 +81,8 @@ def launch(job: Job, stage: str, args: Sequence[Any] = ()) -> Path:
     folder = _calls(job) / f"{stage.partition(':')[2]}-{os.getpid()}-{next(_numbers)}"
     folder.mkdir(parents=True)
     write_json(folder / CALL, {"job": job.model_dump(mode="json"), "stage": stage, "args": list(args)})
+    if engine.num_nodes > 1 and not engine.hostfile:
+        logger.info("to be started on each of the other machines, now: %s", shlex.join(command(engine, folder)))
     try:
         with _running(command(engine, folder), _environment(job, folder)) as (process, said):
             code = _wait(process, folder, engine.stage_timeout)
@@ -129,7 +134,7 @@ def _environment(job: Job, folder: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # no second port that another launch might take
-        "COMLRL_PROGRESS": os.environ.get("COMLRL_PROGRESS", "0"),
+        "TQDM_MININTERVAL": str(PROGRESS_SECONDS),  # a bar's states come as lines
     }
 
 
@@ -147,7 +152,8 @@ def _running(words: list[str], environment: dict[str, str]) -> Iterator[tuple["s
         start_new_session=True,  # Ctrl-C comes to us, and we end them
     )
     said: list[str] = []
-    reader = threading.Thread(target=_forward, args=(process, said), daemon=True, name="rank-lines")
+    here = contextvars.copy_context()  # in it Prefect knows which run a line belongs to
+    reader = threading.Thread(target=here.run, args=(_forward, process, said), daemon=True, name="rank-lines")
     reader.start()
     folder = Path(environment[MARK])
     try:

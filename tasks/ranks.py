@@ -1,13 +1,16 @@
 """One of several processes that run a stage together: `torchrun ... --module tasks.ranks FOLDER` (see `launching`)."""
 
 import importlib
+import io
 import logging
 import os
+import re
 import sys
 import threading
 import time
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -72,9 +75,35 @@ def _follows(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
+class Marked(io.TextIOBase):
+    """A stream that puts a mark before every line, also before the states of a progress bar."""
+
+    def __init__(self, stream: TextIO, mark: str) -> None:
+        self._stream, self._mark, self._rest = stream, mark, ""
+        self._guard = threading.RLock()
+
+    def write(self, text: str) -> int:
+        with self._guard:
+            *lines, self._rest = re.split("[\r\n]", self._rest + text)
+            for line in filter(str.strip, lines):
+                self._stream.write(f"{self._mark}{line.rstrip()}\n")
+            self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
 def _log(rank: int) -> None:
-    """Lines that say whose they are; what all processes would say alike, the first says."""
-    logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format=f"[rank {rank}] %(message)s", force=True)
+    """Lines that say whose they are; what all processes would log alike, and progress, the first says."""
+    if rank > 0:
+        os.environ["COMLRL_PROGRESS"] = "0"
+    mark = f"[rank {rank}] "
+    sys.stdout, sys.stderr = Marked(sys.stdout, mark), Marked(sys.stderr, mark)
+    logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("comlrl_core").setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 

@@ -1,5 +1,6 @@
 """Stages on several processes: results, lines, failures, kills, time-outs; whatever happens, no process is left."""
 
+import contextvars
 import logging
 import os
 import signal
@@ -35,6 +36,7 @@ def meet(job, word):
     """Every process adds its word."""
     log.info("first says %s", word)
     log.warning("all say %s", word)
+    print(f"printed {word}\\rand more", flush=True)
     found = processes.map_shared(lambda n: f"{word}{n} by {processes.rank()}", range(5))
     path = job.work_root / "words.txt"
     processes.by_first(lambda: path.write_text("\\n".join(found)))
@@ -129,7 +131,31 @@ def test_both_processes_work_and_are_heard(two: Callable[..., Job], caplog: pyte
     assert path.read_text().split("\n") == [f"tick{n} by {n % 2}" for n in range(5)]
     lines = [record.getMessage() for record in caplog.records]
     assert "[rank 0] first says tick" in lines and "[rank 1] first says tick" not in lines
-    assert "[rank 0] all say tick" in lines and "[rank 1] all say tick" in lines
+    for rank in (0, 1):
+        assert {f"[rank {rank}] {said}" for said in ("all say tick", "printed tick", "and more")} <= set(lines)
+    assert len(lines) == 7  # nothing of torchrun's, DeepSpeed's and other libraries'
+
+
+def test_lines_of_ranks_belong_to_the_run_that_started_them(
+    two: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line is logged where the stage was called from: there Prefect finds the run whose log it belongs to."""
+    run: contextvars.ContextVar[str] = contextvars.ContextVar("run", default="none")
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(run.get())
+
+    handler, log = Handler(), logging.getLogger("comlrl_core.stages")
+    log.addHandler(handler)
+    run.set("mine")
+    try:
+        with caplog.at_level(logging.INFO, "comlrl_core.stages"):
+            launch(two(), "rank_stages:meet", ["tick"])
+    finally:
+        log.removeHandler(handler)
+    assert found and set(found) == {"mine"}
 
 
 def test_two_launches_at_once_do_not_meet(two: Callable[..., Job], tmp_path: Path) -> None:
