@@ -27,6 +27,8 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
+MLFLOW_UI = "COMLRL_MLFLOW_UI"  # where `comlrl serve` shows MLflow's pages
+
 _made: dict[str, str] = {}
 """What `env_defaults` set in this process: a second project must not inherit the first one's databases."""
 

@@ -4,14 +4,13 @@ Nothing here imports PyTorch or Transformers unless a setting needs them (a GPU'
 or writes. Files that an earlier run left are looked at in `leftovers.py`.
 """
 
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from comlrl_core.config.devices import check_device, named_devices
 from comlrl_core.config.fields import ComparatorFields
 from comlrl_core.environments.sets import below, task_sets
 from comlrl_core.environments.tasks import BUILTIN_PREFIX, locate_tasks, needs_datasets
@@ -33,11 +32,6 @@ from tasks.job import BUILTIN_TRANSITIONS, Job
 from tasks.oracle import oracle
 
 FORMATTED_ROWS = 8  # how many rows of each task set a Python formatter is tried on
-DEVICES = "cpu, cuda, cuda:0, cuda:1 ..."
-DEVICE_FIELDS = ("agent_devices", "reference_devices", "comparator_devices", "critic_devices", "reward_model_device")
-_CPU = re.compile(r"cpu(:0)?")
-_GPU = re.compile(r"cuda(:\d+)?|mps(:0)?")
-_GPU_ENTRIES = ("nvidia*", "nvmap", "nvhost-gpu", "kfd", "dxg")  # of /dev: NVIDIA, Jetson, ROCm, WSL
 
 Rows = list[dict[str, Any]]
 
@@ -100,34 +94,10 @@ def _compared(job: Job) -> list[str]:
 
 
 def _check_devices(job: Job, source: str | Path) -> None:
-    for field in DEVICE_FIELDS:
-        given = _training(job, field)
-        for name in [given] if isinstance(given, str) else given or []:
+    for field, names in named_devices(job.config.training):
+        for name in names:
             with _named(source, f"training.{field}"):
-                if name != "auto":
-                    _check_device(name)
-
-
-def _check_device(name: str) -> None:
-    if _CPU.fullmatch(name):
-        return
-    if not _GPU.fullmatch(name):
-        raise ConfigError(f"there is no device {name!r} to train on; allowed: {DEVICES}")
-    nowhere = sys.platform == "linux" and not any(list(Path("/dev").glob(entry)) for entry in _GPU_ENTRIES)
-    if nowhere:  # PyTorch would say the same, some seconds later
-        raise ConfigError(f"the device {name!r} is not here: this machine has no usable GPU; allowed: cpu")
-    import torch
-
-    if name.startswith("mps"):
-        if not torch.backends.mps.is_available():
-            raise ConfigError(f"the device {name!r} is not here; allowed: {DEVICES}")
-        return
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        raise ConfigError(f"the device {name!r} is not here: this machine has no usable GPU; allowed: cpu")
-    if int(name.partition(":")[2] or 0) >= count:
-        here = ", ".join(f"cuda:{index}" for index in range(count))
-        raise ConfigError(f"the device {name!r} is not here; allowed: cpu, {here}")
+                check_device(name)
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------

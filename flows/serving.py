@@ -15,6 +15,7 @@ import httpx
 from comlrl_core.config.fields import OptimizationFields, SamplingFields
 from comlrl_core.config.run import PreferenceRun, RewardRun, RunConfig
 from comlrl_core.errors import ComlrlError
+from flows.environment import MLFLOW_UI
 from flows.prefect_api import HOST, WAIT_SECONDS, die_with_parent, end_group, healthy, write_record
 from flows.project import Project
 from tasks.tracking_store import database_uri, ensure_database
@@ -41,6 +42,7 @@ def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: i
             stack.enter_context(_server(project, url, port))
         if mlflow_port:
             stack.enter_context(_mlflow(project, mlflow_port))
+            os.environ[MLFLOW_UI] = f"http://{HOST}:{mlflow_port}"  # for the summaries of runs
         _wait(url, "Prefect", project.logs / "prefect-server.log")
         _repair(project)
         if mlflow_port:

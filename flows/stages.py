@@ -52,6 +52,7 @@ def run_stage(project: Project, config: RunConfig, name: str, iteration: str | N
                 call(prepare, planned.job)
                 log_datasets(planned.job, tracker)
             elif name in ("iterate", "train"):
+                log_datasets(planned.job, tracker)
                 _iterate(planned.job, number, tracker, project)
             elif name == "evaluate":
                 finish_run(planned.job, tracker, call(summarize_run, planned.job))

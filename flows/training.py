@@ -2,8 +2,10 @@
 
 import hashlib
 import logging
+import os
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 
 from prefect import Flow, flow
 
+from comlrl_core.algorithms.shared import training_metrics
 from comlrl_core.config.files import read_yaml
 from comlrl_core.config.run import PreferenceRun, RewardRun, RunConfig, iteration_key
 from comlrl_core.files import read_json
 from comlrl_core.preference.files import iteration_path
 from flows import pipeline
 from flows.artifacts import publish_summary, summary_markdown
+from flows.environment import MLFLOW_UI
 from flows.iteration import iterate
 from flows.jobs import Plan, lengthened, open_place, plan
 from flows.parents import end_with_serve
@@ -44,6 +48,8 @@ from tasks.tracking import NullTracker, Tracker
 from tasks.update import update_metrics
 
 logger = logging.getLogger("comlrl_core.stages")
+
+GIT_SECONDS = 5.0
 
 
 @flow(name="preference-training", flow_run_name="{settings.algorithm}-seed{settings.training.seed}")
@@ -123,8 +129,8 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
     if not up_to_date(planned, "prepare"):
         with recorded(planned, "prepare"):
             call(prepare, job)
-        log_datasets(job, tracker)
         log_evaluation(job, tracker, 0, call(evaluate_iteration, job, 0))
+    log_datasets(job, tracker)
     for iteration in range(1, job.config.num_iterations + 1):
         stage = stage_of(job, iteration)
         if up_to_date(planned, stage, iteration):
@@ -208,7 +214,7 @@ def open_tracker(planned: Plan) -> Tracker:
     tracker = Tracker(planned.project.state_root, experiment=settings.experiment)
     training = job.config.training
     tags = {"algorithm": job.config.algorithm, "package": job.code[:16], "work_root": str(job.work_root)}
-    tags |= versions()
+    tags |= versions() | git_commit(planned.project.work_root)
     if orchestrated():
         tags["prefect.flow_run"] = flow_run_url()
     if training.top_p < 1.0 or training.top_k is not None:
@@ -221,13 +227,15 @@ def open_tracker(planned: Plan) -> Tracker:
 
 
 def log_datasets(job: Job, tracker: Tracker) -> None:
-    """The task files as data-set inputs of the run, by the digest that DVC records for them."""
-    for name, path, context in (
-        ("train", job.train_tasks, "training"),
-        ("eval", job.eval_tasks, "evaluation"),
-    ):
-        digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-        tracker.log_dataset(f"tasks-{name}", digest, path.relative_to(job.source_root).as_posix(), context)
+    """The task files as data-set inputs of the run, by the digest that DVC records for them; logging twice is once."""
+    _log_dataset(job, tracker, "tasks-train", job.train_tasks, "training")
+    _log_dataset(job, tracker, "tasks-eval", job.eval_tasks, "evaluation")
+
+
+def _log_dataset(job: Job, tracker: Tracker, name: str, path: Path, context: str) -> None:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    tracker.log_dataset(name, digest, path.relative_to(job.source_root).as_posix(), context)
 
 
 def log_iteration(job: Job, tracker: Tracker, child: Tracker, iteration: int) -> None:
@@ -238,6 +246,9 @@ def log_iteration(job: Job, tracker: Tracker, child: Tracker, iteration: int) ->
         collections = [(row, int(row["environment_steps"])) for row in rollout_metrics(job, iteration)]
     else:
         collections = [(collected_metrics(job, iteration), before)]
+        pairs = iteration_path(job.store.replay, iteration)
+        if pairs.is_file():
+            _log_dataset(job, child, f"replay-{iteration_key(iteration)}", pairs, "replay")
     for collection, steps in collections:
         child.log_metrics(collection, steps)
         tracker.log_metrics(collection, steps)
@@ -252,19 +263,6 @@ def log_iteration(job: Job, tracker: Tracker, child: Tracker, iteration: int) ->
             child.log_metrics(metrics, steps)
             tracker.log_metrics(metrics, steps)
     tracker.log_metrics({"iteration": iteration}, after)
-
-
-def training_metrics(row: dict[str, Any]) -> dict[str, float]:
-    """One optimizer step under the names that people compare runs by."""
-    preference = ("margin", "accuracy", "winner_logps", "loser_logps")
-    counters = ("epoch", "iteration", "step", "environment_steps")
-    metrics = {}
-    for key, value in row.items():
-        if key in counters or not isinstance(value, int | float):
-            continue
-        group = "preference" if key in preference or (key.startswith("agent_") and "margin" in row) else "train"
-        metrics[key if "/" in key and not key.startswith("agent_") else f"{group}/{key}"] = float(value)
-    return metrics
 
 
 def log_evaluation(job: Job, tracker: Tracker, iteration: int, metrics: dict[str, float]) -> None:
@@ -307,6 +305,8 @@ def finish_run(job: Job, tracker: Tracker, summary: dict[str, Any]) -> None:
         tracker.log_policy(job.store.policy(last), f"policies-{iteration_key(last)}", evaluation, steps)
     if orchestrated():
         links = {"the report": report_path(job).as_uri()}
+        if tracker.run_id is not None and MLFLOW_UI in os.environ:
+            links["MLflow"] = f"{os.environ[MLFLOW_UI]}/#/{tracker.place}"
         publish_summary(summary_markdown(read_curve(job.plots / "evaluation.csv"), links))
 
 
@@ -321,6 +321,15 @@ def versions() -> dict[str, str]:
     """What the numbers were made with."""
     names = ("comlrl", "torch", "transformers", "datasets", "prefect", "dvc", "mlflow")
     return {f"version.{name}": metadata.version(name) for name in names}
+
+
+def git_commit(folder: Path) -> dict[str, str]:
+    """The commit that the project's files are at, under MLflow's name for it; nothing outside of a repository."""
+    with suppress(OSError, subprocess.SubprocessError):
+        words = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        found = subprocess.run(words, capture_output=True, text=True, timeout=GIT_SECONDS, check=True).stdout.strip()
+        return {"mlflow.source.git.commit": found}
+    return {}
 
 
 def flow_run_url() -> str:

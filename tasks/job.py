@@ -13,9 +13,9 @@ from comlrl_core.config.run import RunConfig
 from comlrl_core.digests import digest_values
 from comlrl_core.store import Store
 
-# Settings that change neither weights nor iteration files; a run keeps its key when they change.
-# Engines and numbers of processes agree up to rounding, so that a run can go on with another one.
-NOT_IDENTITY = ("num_iterations", "tracking", "evaluation", "engine")
+# A run keeps its key when these change. Engines and numbers of processes agree up to rounding, so that a run can go on
+# with another one.
+NOT_IDENTITY = ("num_iterations", "tracking", "engine")
 RUN_KEY_DIGITS = 12
 BUILTIN_TRANSITIONS = {"builtin:length_ratio": "comlrl_core.environments.length_ratio:transition"}
 
@@ -88,14 +88,23 @@ class Job(BaseModel):
         return training
 
     def key(self) -> str:
-        """Twelve hex digits that name the run: all settings but lengths, measuring and tracking."""
+        """Twelve hex digits that name the run: all settings but lengths, tracking and engine."""
         return run_key(self.config)
 
 
 def run_key(config: RunConfig) -> str:
-    """The identity of a run's settings."""
+    """The identity of a run's settings: of what it learns and how that is measured."""
+    return _key(config, NOT_IDENTITY)
+
+
+def training_key(config: RunConfig) -> str:
+    """The identity of the settings that weights and iteration files depend on."""
+    return _key(config, (*NOT_IDENTITY, "evaluation"))
+
+
+def _key(config: RunConfig, ignored: tuple[str, ...]) -> str:
     values: dict[str, Any] = config.values()
-    for name in NOT_IDENTITY:
+    for name in ignored:
         values.pop(name, None)
     values |= config.engine.identity()
     return digest_values("run", values)[:RUN_KEY_DIGITS]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl_core.digests import digest_values
-from tasks.job import Job
+from tasks.job import Job, training_key
 
 logger = logging.getLogger(__name__)
 
@@ -83,4 +83,4 @@ def _entry(line: str) -> tuple[Timing, str] | None:
 
 def _work(job: Job) -> str:
     """Names the settings and the code whose seconds belong together."""
-    return digest_values("timing", job.key(), job.code)[:WORK_DIGITS]
+    return digest_values("timing", training_key(job.config), job.code)[:WORK_DIGITS]

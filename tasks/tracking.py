@@ -117,6 +117,11 @@ class Tracker:
             self.log_params(params)
         return self.run_id
 
+    @property
+    def place(self) -> str:
+        """Where MLflow's pages show the run, below `#/`."""
+        return f"experiments/{self._experiment_id}/runs/{self.run_id}"
+
     @contextmanager
     def iteration(self, n: int) -> "Iterator[Tracker]":
         """A nested run for this attempt at iteration `n`; FINISHED at the end, FAILED or KILLED on an

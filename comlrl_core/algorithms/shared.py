@@ -129,3 +129,16 @@ def _named(engines: Sequence[Engine], critic_engines: Sequence[Engine]) -> list[
     for index, engine in enumerate(engines):
         first.setdefault(id(engine), (f"engine_{index}", engine))
     return [*first.values(), *((f"engine_critic_{index}", engine) for index, engine in enumerate(critic_engines))]
+
+
+def training_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """One optimizer step under the names that people compare runs by."""
+    preference = ("margin", "accuracy", "winner_logps", "loser_logps")
+    counters = ("epoch", "iteration", "step", "environment_steps")
+    metrics = {}
+    for key, value in row.items():
+        if key in counters or not isinstance(value, int | float):
+            continue
+        group = "preference" if key in preference or (key.startswith("agent_") and "margin" in row) else "train"
+        metrics[key if "/" in key and not key.startswith("agent_") else f"{group}/{key}"] = float(value)
+    return metrics

@@ -63,10 +63,13 @@ class RunningFields(Settings):
     agent_learning_rate: LearningRate = Field(5e-6, description="Learning rate of every agent.")
     logging_steps: int = Field(50, ge=1, description="Environment steps between two logged training metrics.")
     eval_interval: int = Field(
-        16, ge=0, description="Evaluate at batch indices divisible by this, the first included; 0 = never."
+        16,
+        ge=0,
+        description="Python trainers: evaluate at batch indices divisible by this, the first included; 0 = never. "
+        "A project's runs evaluate after every iteration (section `evaluation`).",
     )
-    eval_num_samples: int = Field(4, ge=1, description="Evaluation tasks used at such a point.")
-    eval_batch_size: int = Field(1, ge=1, description="Evaluation tasks answered together.")
+    eval_num_samples: int = Field(4, ge=1, description="Python trainers: evaluation tasks used at such a point.")
+    eval_batch_size: int = Field(1, ge=1, description="Python trainers: evaluation tasks answered together.")
     parallel_training: Literal["none", "mp"] = Field(
         "none", description="`mp`: each agent on its own device of `agent_devices`."
     )

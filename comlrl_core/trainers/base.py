@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from comlrl_core.algorithms.madpo import Metrics
 from comlrl_core.algorithms.madpo_config import MADPOConfig
-from comlrl_core.algorithms.shared import sampling
+from comlrl_core.algorithms.shared import sampling, training_metrics
 from comlrl_core.comparators.base import Comparator
 from comlrl_core.evaluation import EvaluatedSample, evaluate
 from comlrl_core.preference.candidates import TaskCandidates
@@ -131,7 +131,7 @@ class PreferenceTrainer(TeamTrainer):
             self.report(self.evaluate(), environment_steps)
         every = self.args.logging_steps
         if environment_steps // every > (environment_steps - self._steps_of(metrics)) // every:
-            self.report({f"train/{k}": float(v) for k, v in metrics.items() if v is not None}, environment_steps)
+            self.report(training_metrics(metrics), environment_steps)
 
     _updates_per_epoch = 1
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from comlrl_core.algorithms.critic_setup import critic_optimizer
 from comlrl_core.algorithms.madpo_config import MADPOConfig
 from comlrl_core.algorithms.shared import Learned, load_training_state, make_engines
+from comlrl_core.config.devices import check_devices
 from comlrl_core.config.fields import RolloutTrainingFields
 from comlrl_core.critics.building import renew_engines
 from comlrl_core.critics.critics import Critics
@@ -81,6 +82,7 @@ class TeamTrainer:
         on_long_prompt: str = "fail",
     ) -> None:
         self.args = config_of(args, self.config_class)
+        check_devices(self.args)
         if self.args.engine.kind == "deepspeed":
             processes.join(self.args.engine.collective_timeout)
         count = count_agents(self.args, agent_model, agents, num_agents)

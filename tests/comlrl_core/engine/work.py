@@ -163,10 +163,16 @@ def train_reward_model(engine: EngineSettings) -> tuple[Weights, list[float]]:
     return found | {"reward/shift": model.shift.clone()}, [metrics["loss"] for metrics in result.history]
 
 
+def critic_model(seed: int, head_seed: int) -> CriticModel:
+    backbone = small_model(seed).base_model
+    assert isinstance(backbone, PreTrainedModel)
+    return CriticModel(backbone, load_tiny(0)[1], ScalarHead(backbone, 6, head_seed))
+
+
 def train_four(engine: EngineSettings) -> tuple[Weights, list[float]]:
-    """Two agents, a reward model and a value network, in turn; each has an engine of its own in one process group."""
+    """Two agents, a reward model and a critic, in turn; each has an engine of its own in one process group."""
     agents = [small_model(seed) for seed in (4, 5)]
-    judges = [reward_model(seed) for seed in (6, 7)]
+    judges: list[JointRewardModel | CriticModel] = [reward_model(6), critic_model(7, 1)]
     models: list[nn.Module] = [*agents, *judges]
     engines: list[Engine] = [build_engine(model, SETTINGS, engine) for model in models]
     for one in engines:
@@ -201,9 +207,7 @@ def train_maac(engine: EngineSettings) -> tuple[Weights, list[float]]:
     tokenizer = load_tiny(0)[1]
     agents = [make_agent(index, model, tokenizer, "") for index, model in enumerate(models)]
     team = Team(agents, [str, str])
-    backbone = small_model(13).base_model
-    assert isinstance(backbone, PreTrainedModel)
-    critic = CriticModel(backbone, tokenizer, ScalarHead(backbone, 6, 0))
+    critic = critic_model(13, 0)
     engines = build_engines(models, SETTINGS, engine)
     critics = Critics((SeparateCritic(critic, build_engine(critic, SETTINGS, engine)),), True, 2)
     for one in (*engines, *critics.engines):
@@ -249,6 +253,22 @@ def train_iac(engine: EngineSettings) -> tuple[Weights, list[float]]:
         assert not nonfinite
         losses.append(metrics["loss"] + metrics["value_loss"])
     return weights_of(a=models[0], b=models[1], head_a=heads[0], head_b=heads[1]), losses
+
+
+def sample(engine: EngineSettings) -> list[int]:
+    """Answers that end at many lengths, to three tasks and to one, which leaves a process without any; all in a row."""
+    models = [small_model(seed) for seed in (16, 17)]
+    for model in models:
+        assert model.generation_config is not None
+        model.generation_config.eos_token_id = list(range(0, VOCABULARY, 10))
+    build_engines(models, SETTINGS, engine)
+    tokenizer = load_tiny(0)[1]
+    team = Team([make_agent(index, model, tokenizer, "") for index, model in enumerate(models)], [str, str])
+    found: list[int] = []
+    for prompts in ([("a", "bb"), ("ccc", "d"), ("e", "f")], [("g", "h")]):
+        answers = team.generate(prompts, 2, Sampling(30), lambda t, a, k: 100 * t + 10 * a + k)
+        found += [id_ for task in answers for joint in task for one in joint for id_ in (*one.token_ids, -1)]
+    return found
 
 
 def update_once(engine: Engine, number: int) -> None:
@@ -337,10 +357,16 @@ def main() -> None:
             next_ones = {
                 "left": leave_state(sharded_engine(stage), folder / f"stage_{stage}_{kind}", dtype),
                 "resumed": resume(sharded_engine(stage), folder / f"local_{kind}", dtype),
+                "same_stage": resume(sharded_engine(stage), folder / f"stage_{stage}_{kind}", dtype),
                 "changed_stage": resume(sharded_engine((stage - 1) % 4), folder / f"stage_{stage}_{kind}", dtype),
             }
             for what, weights in next_ones.items():
                 out |= {f"{stage}/{what}_{kind}/{key}": value.contiguous() for key, value in weights.items()}
+        out[f"{stage}/sampled"] = torch.tensor(sample(sharded_engine(stage)))
+        if stage > 0:
+            offloaded = {"offload_optimizer": "cpu"} | ({"offload_parameters": "cpu"} if stage == 3 else {})
+            weights, _ = train_madpo(sharded_engine(stage, **offloaded))
+            out |= {f"{stage}/offloaded/{key}": value.contiguous() for key, value in weights.items()}
         out[f"{stage}/skipping"] = torch.tensor(skipping(sharded_engine(stage)))
     if processes.is_first():
         save_file(out, folder / OUT_FILE)

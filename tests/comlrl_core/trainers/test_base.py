@@ -45,6 +45,23 @@ def test_training_needs_tasks_and_evaluation_none(make_iterative, make_offline) 
             trainer.train()
 
 
+def test_a_device_that_is_not_here_is_refused_before_anything_is_loaded(make_iterative, monkeypatch) -> None:
+    from comlrl_core.trainers import team_trainer
+
+    monkeypatch.setattr(team_trainer, "load_team", lambda **_: pytest.fail("a model was loaded"))
+    with pytest.raises(ConfigError, match=r"^agent_devices: the device 'cuda:99' is not here"):
+        make_iterative({"agent_devices": "cuda:99"})
+
+
+def test_metrics_have_their_published_names(make_iterative) -> None:
+    told: set[str] = set()
+    make_iterative(
+        {"num_iterations": 1, "logging_steps": 1}, metrics_callback=lambda metrics, step: told.update(metrics)
+    ).train()
+    assert {"train/loss", "train/grad_norm", "preference/margin", "preference/accuracy"} <= told
+    assert not any(name.startswith(("train/epoch", "train/margin")) for name in told)
+
+
 def test_a_list_of_agents_sets_their_number(make_iterative, tmp_path: Path, absolute_folder: Path) -> None:
     """Heterogeneous agents: two kinds of models and tokenizers, three roles."""
 
