@@ -226,7 +226,7 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port of the MLflow UI; 0: do not start it.")
     ] = 5000,
 ) -> None:
-    """Start the Prefect UI with the deployment `preference-training`, and the MLflow UI; stays until Ctrl-C."""
+    """Start the Prefect UI, where runs are started and scheduled, and the MLflow UI; stays until Ctrl-C."""
     project, config = load(None, None)
     env_defaults(project.state_root)
     from flows.serving import serve_project

@@ -48,7 +48,10 @@ def serve_project(project: Project, config: RunConfig, port: int, mlflow_port: i
         if mlflow_port:
             _wait(f"http://{HOST}:{mlflow_port}/health", "MLflow", project.logs / "mlflow-ui.log")
             print(f"MLflow UI:   http://{HOST}:{mlflow_port}   (experiment {config.tracking.experiment})")
-        print(f"Prefect UI:  http://{HOST}:{port}   (Deployments -> preference-training -> Run)", flush=True)
+        print(
+            f"Prefect UI:  http://{HOST}:{port}   (Deployments -> preference-training or reward-training -> Run)",
+            flush=True,
+        )
         stack.enter_context(_registered(project))
         _serve(project, config)
 

@@ -127,9 +127,7 @@ def test_a_killed_dvc_leaves_its_stage_running(
 @pytest.fixture(scope="module")
 def on_two_processes(shell: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
     """A project whose iteration runs on two processes, and the results of a run that nothing interrupted."""
-    fresh = shell.project(tmp_path_factory.mktemp("two") / "project", 1, kind="deepspeed")
-    params = fresh / "params.yaml"
-    params.write_text(params.read_text().replace("kind: deepspeed", "nproc: 2\n  kind: deepspeed"))
+    fresh = shell.project(tmp_path_factory.mktemp("two") / "project", 1, kind="deepspeed", nproc="2")
     project = copied(fresh, tmp_path_factory.mktemp("two_unbroken"))
     shell.run(project, "comlrl", "run", "--plain")
     return fresh, dict(shell.results(project))

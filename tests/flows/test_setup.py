@@ -69,7 +69,7 @@ def test_the_settings_have_every_name_that_the_pipeline_uses() -> None:
 
 def test_the_lock_file_and_dependencies_follow_the_settings(small_project: Project) -> None:
     params = small_project.params
-    params.write_text(params.read_text().replace("builtin:length_ratio # or", "my_rewards.py:both_polite # or"))
+    params.write_text(params.read_text().replace("builtin:length_ratio # or", "my_rewards.py:many_vowels # or"))
     bring_up_to_date(small_project)
     assert check_lock(small_project.work_root) is None
     assert small_project.dvc_yaml.read_text().count("- my_rewards.py") == 2
