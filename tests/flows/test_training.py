@@ -1,5 +1,6 @@
 import logging
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from comlrl_core.files import iter_jsonl, read_json, write_jsonl
 from flows import iteration, training
 from flows.jobs import plan
 from flows.project import Project, ProjectBusy
-from flows.training import train, training_metrics, up_to_date
+from flows.training import git_commit, train, up_to_date
 from tasks import collect, update
 from tasks.job import Job
 
@@ -192,28 +193,6 @@ def as_good_as(job: Job, iteration: int, reward: float) -> None:
     write_jsonl(path, [{**row, "reward": reward} for _, row in iter_jsonl(path)])
 
 
-def test_the_metrics_of_an_update_have_names_to_compare_runs_by() -> None:
-    row = {
-        "loss": 0.5,
-        "grad_norm": None,
-        "margin": 1,
-        "agent_0/margin": 0.25,
-        "environment_steps": 8,
-        "pairs": 4,
-    }
-    assert training_metrics(row) == {
-        "train/loss": 0.5,
-        "train/pairs": 4.0,
-        "preference/margin": 1.0,
-        "preference/agent_0/margin": 0.25,
-    }
-
-
-def test_the_metrics_of_a_policy_gradient_step_are_trainings_own() -> None:
-    row = {"loss": 0.5, "agent_1/grad_norm": 2.0, "step": 3, "epoch": 0, "environment_steps": 8}
-    assert training_metrics(row) == {"train/loss": 0.5, "train/agent_1/grad_norm": 2.0}
-
-
 def test_the_flow_has_a_form() -> None:
     """Postponed annotations would break served runs; so would a parameter without a description."""
     schema = training.preference_training.parameters.model_dump()
@@ -221,3 +200,31 @@ def test_the_flow_has_a_form() -> None:
     assert {"settings", "project"} <= schema["properties"].keys()
     assert all(entry.get("description") for entry in schema["properties"].values())
     assert schema["required"] == ["settings"]
+
+
+def test_every_run_names_its_data_and_its_commit(small_project: Project, settings_of: Settings) -> None:
+    """Also one that had nothing to prepare: the tasks are those of the run before it, the settings are not."""
+    from mlflow import MlflowClient
+
+    root = small_project.work_root
+    git = ["git", "-C", str(root), "-c", "user.name=someone", "-c", "user.email=someone@example.org"]
+    assert git_commit(root) == {}
+    for words in (["init", "-q"], ["add", "params.yaml"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    for beta in ("0.3", "0.2"):
+        small_project.params.write_text(small_project.params.read_text().replace("dpo_beta: 0.3", f"dpo_beta: {beta}"))
+        train(small_project, settings_of("tracking.enabled=true"))
+    uri = f"sqlite:///{small_project.mlflow_db}"
+    client = MlflowClient(uri, registry_uri=uri)
+    experiment = client.get_experiment_by_name("comlrl")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert {run.data.params["training.dpo_beta"] for run in parents} == {"0.3", "0.2"}
+    for run in runs:
+        names = sorted(entry.dataset.name for entry in run.inputs.dataset_inputs)
+        number = run.info.run_name.removeprefix("iteration-")
+        assert names == (["tasks-eval", "tasks-train"] if run in parents else [f"replay-{number}"])
+        assert run in parents or len(run.inputs.dataset_inputs[0].dataset.digest) == 32
+    assert {run.data.tags["mlflow.source.git.commit"] for run in parents} == {head}
