@@ -18,6 +18,7 @@ from comlrl_core.errors import DataError
 from comlrl_core.files import atomic_open, parse_json
 from comlrl_core.preference.files import read_iteration
 from comlrl_core.preference.records import PairRecord, from_json
+from comlrl_core.progress import progress
 
 FOLDER = ".offsets"
 _HEAD = re.compile(rb'\{"iteration": (\d+), "num_pairs": (\d+), "pairs": \[\n')
@@ -97,13 +98,15 @@ def _find(path: Path) -> np.ndarray | None:
         if match is None:
             return None
         offsets = [len(head)]
-        for line in file:
-            if line == _END:
-                break
-            _parse(line, f"{path}: record {len(offsets) - 1}")
-            offsets.append(offsets[-1] + len(line))
-        else:
-            return None  # torn: the reader of whole files says where
+        with progress(f"Indexing {path.name}", int(match.group(2)), "pair") as bar:
+            for line in file:
+                if line == _END:
+                    break
+                _parse(line, f"{path}: record {len(offsets) - 1}")
+                offsets.append(offsets[-1] + len(line))
+                bar.update(1)
+            else:
+                return None  # torn: the reader of whole files says where
         if file.read(1):
             return None
     if int(match.group(2)) != len(offsets) - 1:
