@@ -1,9 +1,15 @@
 """What a person sees in the Prefect UI beside states and logs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 
 from comlrl_core.preference.records import PairRecord
 
@@ -28,6 +34,15 @@ def publish_pairs_table(iteration: int, records: Sequence[PairRecord]) -> None:
         key=f"pairs-{iteration:04d}",
         description=f"Sample pairs of iteration {iteration}",
     )
+
+
+def publish_progress(done: int, total: int, artifact: UUID | None) -> UUID:
+    """A bar of how many iterations are done, as an artifact of the run: a new one, or `artifact` moved on."""
+    percent = 100.0 * done / total
+    text = f"{done} of {total} iterations"
+    if artifact is None:
+        return cast(UUID, create_progress_artifact(percent, key="iterations", description=text))
+    return cast(UUID, update_progress_artifact(artifact, percent, description=text))
 
 
 def publish_summary(text: str) -> None:

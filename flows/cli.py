@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from comlrl_core.errors import ComlrlError
-from flows.environment import env_defaults
+from flows.environment import MLFLOW_PORT, PREFECT_PORT, env_defaults
 from flows.project import Project
 
 app = typer.Typer(
@@ -221,10 +221,10 @@ def report_command(params: Params = None, overrides: Set = None) -> None:
 
 @app.command()
 def serve(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect UI.")] = 4200,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect UI.")] = PREFECT_PORT,
     mlflow_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the MLflow UI; 0: do not start it.")
-    ] = 5000,
+    ] = MLFLOW_PORT,
 ) -> None:
     """Start the Prefect UI, where runs are started and scheduled, and the MLflow UI; stays until Ctrl-C."""
     project, config = load(None, None)
@@ -255,7 +255,7 @@ def settings() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Say what this installation and project look like: versions, interpreter, pipeline, servers, locks."""
+    """Say what this installation and project look like: versions, interpreter, pipeline, lock, servers, ports."""
     project = Project.find()
     env_defaults(project.state_root)
     from flows.doctor import examine

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -12,9 +13,10 @@ from comlrl_core.rewards.contract import Oracle
 from comlrl_core.rewards.loading import load_reward
 from comlrl_core.store import Store, latest
 from flows import pipeline
+from flows.environment import MLFLOW_PORT, PREFECT_PORT
 from flows.package_lock import check_lock
-from flows.prefect_api import healthy, read_record
-from flows.project import Project
+from flows.prefect_api import HOST, healthy, read_record
+from flows.project import Project, ProjectBusy
 
 PACKAGES = ("comlrl", "torch", "transformers", "datasets", "prefect", "mlflow", "dvc", "pydantic")
 
@@ -30,7 +32,9 @@ def examine(project: Project) -> int:
     _command(project, problems)
     _settings(project, problems)
     _pipeline(project, problems)
+    _lock(project)
     _server(project)
+    _ports()
     print(f"iterations    newest published: {latest(Store.below(project.work_root))}")
     for problem in problems:
         print(f"PROBLEM       {problem}")
@@ -68,6 +72,24 @@ def _pipeline(project: Project, problems: list[str]) -> None:
     problem = check_lock(project.work_root)
     if problem:
         problems.append(f"{problem}; `comlrl init` brings it up to date")
+
+
+def _lock(project: Project) -> None:
+    try:
+        project.refuse_if_busy()
+        print("lock          free: nobody is writing here")
+    except ProjectBusy as busy:
+        print(f"lock          {busy}")
+
+
+def _ports() -> None:
+    """Whether the ports that `comlrl serve` asks for are there to be had."""
+    said = []
+    for port in (PREFECT_PORT, MLFLOW_PORT):
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            said.append(f"{port} {'in use' if probe.connect_ex((HOST, port)) == 0 else 'free'}")
+    print(f"ports         {', '.join(said)}  (comlrl serve --port, --mlflow-port)")
 
 
 def _server(project: Project) -> None:

@@ -27,6 +27,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `comlrl serve`
 MLFLOW_UI = "COMLRL_MLFLOW_UI"  # where `comlrl serve` shows MLflow's pages
 
 _made: dict[str, str] = {}

@@ -19,7 +19,7 @@ from comlrl_core.config.run import PreferenceRun, RewardRun, RunConfig, iteratio
 from comlrl_core.files import read_json
 from comlrl_core.preference.files import iteration_path
 from flows import pipeline
-from flows.artifacts import publish_summary, summary_markdown
+from flows.artifacts import publish_progress, publish_summary, summary_markdown
 from flows.environment import MLFLOW_UI
 from flows.iteration import iterate
 from flows.jobs import Plan, lengthened, open_place, plan
@@ -131,7 +131,10 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
             call(prepare, job)
         log_evaluation(job, tracker, 0, call(evaluate_iteration, job, 0))
     log_datasets(job, tracker)
+    shown = None
     for iteration in range(1, job.config.num_iterations + 1):
+        if orchestrated():
+            shown = publish_progress(iteration - 1, job.config.num_iterations, shown)
         stage = stage_of(job, iteration)
         if up_to_date(planned, stage, iteration):
             continue
@@ -140,6 +143,8 @@ def _train(planned: Plan, tracker: Tracker) -> dict[str, Any]:
                 metrics = call(iterate, job, iteration)
             log_iteration(job, tracker, child, iteration)
             log_evaluation(job, tracker, iteration, metrics)
+    if orchestrated():
+        publish_progress(job.config.num_iterations, job.config.num_iterations, shown)
     summary: dict[str, Any]
     if up_to_date(planned, "evaluate"):
         summary = read_json(job.metrics)

@@ -139,8 +139,9 @@ class Shell:
         return ran
 
     def results(self, root: Path) -> dict[str, bytes]:
-        """Iteration files, policies and training states."""
-        paths = [path for name in ("replay", "models", "state") for path in (root / name).rglob("*")]
+        """Iteration files, policies and training states; no caches."""
+        found = [path for name in ("replay", "models", "state") for path in (root / name).rglob("*")]
+        paths = [path for path in found if ".offsets" not in path.parts]  # a cache, which holds times
         return {p.relative_to(root).as_posix(): p.read_bytes() for p in paths if p.is_file() and p.name != ".gitignore"}
 
     def processes(self, folder: Path) -> list[psutil.Process]:

@@ -1,10 +1,18 @@
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from comlrl_core.preference.records import PairRecord
 from flows import artifacts
-from flows.artifacts import SHOWN_CHARACTERS, SHOWN_PAIRS, publish_pairs_table, shortened, summary_markdown
+from flows.artifacts import (
+    SHOWN_CHARACTERS,
+    SHOWN_PAIRS,
+    publish_pairs_table,
+    publish_progress,
+    shortened,
+    summary_markdown,
+)
 
 
 @pytest.fixture
@@ -39,6 +47,24 @@ def test_some_pairs_of_an_iteration_are_shown(tables: list[tuple[list[dict[str, 
 def test_an_iteration_without_pairs_says_so(tables: list[tuple[list[dict[str, Any]], dict[str, Any]]]) -> None:
     publish_pairs_table(1, [])
     assert tables[0][0] == [{"task": "no pairs in this iteration"}]
+
+
+def test_a_bar_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    def create(progress: float, **about: Any) -> UUID:
+        said.append((progress, about["key"], about["description"]))
+        return UUID(int=1)
+
+    def move(artifact: UUID, progress: float, **about: Any) -> UUID:
+        said.append((artifact, progress, about["description"]))
+        return artifact
+
+    monkeypatch.setattr(artifacts, "create_progress_artifact", create)
+    monkeypatch.setattr(artifacts, "update_progress_artifact", move)
+    first = publish_progress(0, 4, None)
+    publish_progress(3, 4, first)
+    assert said == [(0.0, "iterations", "0 of 4 iterations"), (UUID(int=1), 75.0, "3 of 4 iterations")]
 
 
 def test_long_texts_are_cut_and_put_on_one_line() -> None:

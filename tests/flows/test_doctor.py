@@ -1,9 +1,11 @@
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from flows import doctor
 from flows.doctor import PACKAGES, examine
 from flows.package_lock import LOCK_NAME, write_lock
 from flows.pipeline import init
@@ -24,6 +26,24 @@ def test_a_healthy_project(healthy: Project, capsys: pytest.CaptureFixture[str])
     assert str(healthy.work_root) in out and sys.executable in out
     assert all(name in out for name in PACKAGES)
     assert "2 iterations" in out and "not kept by DVC" in out
+
+
+def test_who_is_writing_and_which_ports_are_taken(
+    healthy: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken, socket.socket() as free:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        free.bind(("127.0.0.1", 0))
+        ports = taken.getsockname()[1], free.getsockname()[1]
+        monkeypatch.setattr(doctor, "PREFECT_PORT", ports[0])
+        monkeypatch.setattr(doctor, "MLFLOW_PORT", ports[1])
+        examine(healthy)
+        out = capsys.readouterr().out
+        assert "lock          free" in out and f"{ports[0]} in use, {ports[1]} free" in out
+    with healthy.run_lock("run"):
+        examine(healthy)
+    assert f"in use by process {os.getpid()} (comlrl run" in capsys.readouterr().out
 
 
 def test_looking_changes_nothing(healthy: Project) -> None:

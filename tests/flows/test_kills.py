@@ -163,7 +163,8 @@ def test_what_is_killed_of_a_run_on_two_processes(
 @contextmanager
 def served(shell: Any, project: Path, port: int) -> Iterator[tuple["subprocess.Popen[bytes]", httpx.Client, str]]:
     """`comlrl serve`, a client of its API, and the id of the deployment; killed with all its children at the end."""
-    process = shell.start(project, "comlrl", "serve", "--port", str(port), "--mlflow-port", "0")
+    pages = free_port()
+    process = shell.start(project, "comlrl", "serve", "--port", str(port), "--mlflow-port", str(pages))
     path = "/deployments/name/preference-training/preference-training"
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/api", timeout=20, trust_env=False) as client:
@@ -177,7 +178,9 @@ def served(shell: Any, project: Path, port: int) -> Iterator[tuple["subprocess.P
                     return ""
                 return str(answer.json()["id"]) if answer.is_success else ""
 
-            yield process, client, shell.wait(ready, 150, project)
+            deployment = shell.wait(ready, 150, project)
+            assert "MLflow" in httpx.get(f"http://127.0.0.1:{pages}/", timeout=20, trust_env=False).text
+            yield process, client, deployment
     finally:
         for left in shell.processes(project):
             left.kill()
