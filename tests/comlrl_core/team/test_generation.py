@@ -9,6 +9,7 @@ from comlrl_core.errors import ConfigError, DataError, TrainingError
 from comlrl_core.randomness import stream_key
 from comlrl_core.team import generation
 from comlrl_core.team.generation import Generation, Sampling, choose_tokens, generate
+from comlrl_core.team.scoring import score_completions
 
 LENGTHS = (3, 11, 6, 1, 11, 8, 2)
 # A tenth of the vocabulary ends a sequence here, so that completions of random models stop at all lengths.
@@ -125,13 +126,39 @@ def test_first_tokens_follow_the_softmax_of_the_logits_at_the_temperature(chat, 
     counts = torch.bincount(torch.tensor([one.token_ids[0] for one in drawn]), minlength=321).double()
     assert counts[expected == 0].sum() == 0
     assert int((counts > 0).sum()) <= allowed
+    statistic, limit = chi_square(counts, expected)
+    assert statistic < limit
+
+
+def chi_square(counts, expected):
+    """Pearson's statistic, and what it stays below if the counts are of that distribution."""
     rare = expected < 5
     observed = torch.cat([counts[~rare], counts[rare].sum().reshape(1)])
     wanted = torch.cat([expected[~rare], expected[rare].sum().reshape(1)])
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
     freedom = len(wanted) - 1
     assert freedom > 2
-    assert float(((observed - wanted) ** 2 / wanted).sum()) < freedom + 5 * (2 * freedom) ** 0.5
+    return float(((observed - wanted) ** 2 / wanted).sum()), freedom + 5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_sampling_at_one_temperature_and_scoring_at_another(chat, temperature):
+    """Pitfall 9: first tokens have the probabilities that they are scored with for the policy's loss, and no others."""
+    (model, _), ids, n = chat, prompts((5,))[0], 6000
+    drawn = sample(model, [ids], n, sampling=Sampling(1, temperature=temperature), eos_ids=())[0]
+    counts = torch.bincount(torch.tensor([one.token_ids[0] for one in drawn]), minlength=321).double()
+
+    def scored(at):
+        with torch.inference_mode():
+            every, _ = score_completions(
+                model, [ids] * 321, [[token] for token in range(321)], pad_id=0, temperature=at
+            )
+        return every[:, 0].double().exp() * n
+
+    statistic, limit = chi_square(counts, scored(temperature))
+    assert statistic < limit
+    other, limit = chi_square(counts, scored(temperature * 1.5))
+    assert other > 2 * limit
 
 
 def choose(probabilities, uniform, **options):
