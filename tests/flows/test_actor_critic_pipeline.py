@@ -87,12 +87,9 @@ def test_maac_by_every_door(shell: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize(
-    ("backend", "further"),
-    [
-        ("maac", {}),
-        pytest.param("iac", {"use_separate_critic": "false", "critic_type": "q"}, marks=pytest.mark.endurance),
-    ],
+    ("backend", "further"), [("maac", {}), ("iac", {"use_separate_critic": "false", "critic_type": "q"})]
 )
 def test_marlhf_with_critics_resumes_with_the_same_bytes(
     shell: Any, tmp_path: Path, backend: str, further: dict[str, str]

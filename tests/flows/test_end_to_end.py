@@ -319,16 +319,16 @@ def test_the_users_reward_file_is_a_dependency(plain: Path, tmp_path: Path) -> N
     project = copied(plain, tmp_path)
     params, rewards, pipeline = (project / name for name in ("params.yaml", "my_rewards.py", "dvc.yaml"))
     comments = pipeline.read_text().count("#")
-    edit(params, "function: builtin:length_ratio", "function: my_rewards.py:both_polite")
-    edit(rewards, "word in a.lower()", "len(a) % 2")
+    edit(params, "function: builtin:length_ratio", "function: my_rewards.py:many_vowels")
+    edit(rewards, "aeiou", "aeiouy")
     here(project, "run", "--plain")
     assert pipeline.read_text().count("- my_rewards.py") == 2  # iterate and evaluate
     assert pipeline.read_text().count("#") == comments + 2
     assert repro(project) == []
     record = read_iteration(project / "replay/iteration_0001.json")[0]
-    assert record.oracle is not None and record.oracle.startswith("my_rewards.py:both_polite@")
+    assert record.oracle is not None and record.oracle.startswith("my_rewards.py:many_vowels@")
 
-    edit(rewards, "len(a) % 2", "len(a) % 3")
+    edit(rewards, "aeiouy", "aeiouwy")
     changed = run(project, "dvc", "status")
     assert "iterate@0001" in changed and "evaluate" in changed and "prepare" not in changed
     printed = here(project, "run", "--plain")
@@ -336,7 +336,7 @@ def test_the_users_reward_file_is_a_dependency(plain: Path, tmp_path: Path) -> N
     assert read_iteration(project / "replay/iteration_0001.json")[0].oracle != record.oracle
     assert repro(project) == []
 
-    edit(params, "function: my_rewards.py:both_polite", "function: builtin:length_ratio")
+    edit(params, "function: my_rewards.py:many_vowels", "function: builtin:length_ratio")
     here(project, "run", "--plain")
     assert "my_rewards.py" not in pipeline.read_text()
     assert results(project) == results(plain)
@@ -634,6 +634,7 @@ def test_the_shipped_settings_learn(shipped: Path) -> None:
     assert all(after > before - 0.1 for before, after in pairwise(rewards))  # no collapse
 
 
+@pytest.mark.endurance
 def test_shuffled_rewards_teach_nothing(shipped: Path) -> None:
     """The control: the same settings, and an oracle that says nothing about the answer that it is asked about."""
     (shipped / "shuffled.py").write_text(SHUFFLED)

@@ -22,9 +22,9 @@ def committed(shell: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("git") / "project"
     folder.mkdir()
     shell.git(folder, "init", "-q")
-    shell.project(folder, function="my_rewards.py:both_polite")
+    shell.project(folder, function="my_rewards.py:many_vowels")
     rewards = folder / "my_rewards.py"
-    rewards.write_text(rewards.read_text().replace("word in a.lower()", "len(a) % 7"))
+    rewards.write_text(rewards.read_text().replace("aeiou", "aeiouy"))
     shell.run(folder, "comlrl", "run", "--plain")
     shell.git(folder, "add", ".")
     shell.git(folder, "commit", "-qm", "a run")

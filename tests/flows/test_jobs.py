@@ -81,7 +81,7 @@ def test_the_users_files_per_stage(small_project: Project, settings_of: Settings
     for name in ("base", "rival"):
         (root / name).mkdir()
     config = settings_of(
-        "reward.function=my_rewards.py:both_polite",
+        "reward.function=my_rewards.py:many_vowels",
         "team.templates=null",
         "team.formatter=mine.py:prompt",
         "team.agent_model=base",
@@ -106,7 +106,7 @@ def test_built_in_names_are_no_files(small_project: Project, settings_of: Settin
 
 def test_a_stage_is_refused_where_dvc_would_miss_something(small_project: Project, settings_of: Settings) -> None:
     """Run by itself under `dvc repro`, it would record dependencies that are not what it used."""
-    job = plan(small_project, settings_of("reward.function=my_rewards.py:both_polite")).job
+    job = plan(small_project, settings_of("reward.function=my_rewards.py:many_vowels")).job
     with pytest.raises(ConfigError, match=rf"{LOCK_NAME}.*comlrl repro"):
         check_stage(job, small_project)
     write_lock(small_project.work_root)

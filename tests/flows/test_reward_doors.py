@@ -9,8 +9,10 @@ import pytest
 
 from comlrl_core.config.files import read_params
 from comlrl_core.config.run import RunConfig
+from comlrl_core.environments import length_ratio
 from comlrl_core.environments.tasks import read_tasks
 from comlrl_core.team.formatters import text_formatters
+from comlrl_core.trainers.actor_critic import MAACTrainer
 from comlrl_core.trainers.preference import MARLHFIterTrainer
 from comlrl_core.trainers.reinforce import MAGRPOTrainer
 from flows.package_lock import write_lock
@@ -48,7 +50,7 @@ def small(kind: str, tracked: bool) -> str:
 
 
 def results(root: Path) -> dict[str, bytes]:
-    """Pairs, policies and reward models."""
+    """Pairs, policies, reward models and critics."""
     paths = [*(root / "replay").glob("iteration_*[0-9].json"), *(root / "models").rglob("*.safetensors")]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
 
@@ -56,7 +58,8 @@ def results(root: Path) -> dict[str, bytes]:
 def trained_in_python(kind: str, config: RunConfig, tasks: Path, out: Path) -> dict[str, bytes]:
     """The same run by the published trainers; what they leave under the names of a project's last iteration."""
     settings: dict[str, Any] = {"eval_interval": 0}
-    trainer: Any = MAGRPOTrainer
+    trainer: Any = MAACTrainer if kind == "maac" else MAGRPOTrainer
+    further = {"external_transition": length_ratio.transition} if kind == "maac" else {}
     if kind == "marlhf":
         settings["preference_replay_dir"] = str(out / "replay")
         trainer = MARLHFIterTrainer
@@ -66,13 +69,14 @@ def trained_in_python(kind: str, config: RunConfig, tasks: Path, out: Path) -> d
         reward_func=config.reward.function,
         args=config.training.model_copy(update=settings),
         train_dataset=read_tasks(tasks),
+        **further,
     )
     made.train()
     made.save_model(out / "models" / f"iteration_{ITERATIONS:04d}")
     return results(out)
 
 
-@pytest.mark.parametrize("kind", ["magrpo", "marlhf"])
+@pytest.mark.parametrize("kind", ["magrpo", "marlhf", "maac"])
 def test_a_run_its_stages_one_by_one_and_the_trainer_write_the_same_bytes(
     small_project: Project, tmp_path: Path, kind: str
 ) -> None:
@@ -84,6 +88,7 @@ def test_a_run_its_stages_one_by_one_and_the_trainer_write_the_same_bytes(
     train(small_project, config)
     whole = results(small_project.work_root)
     assert f"models/iteration_{ITERATIONS:04d}/agent_1/model.safetensors" in whole
+    assert (f"models/iteration_{ITERATIONS:04d}/critic/value_head.safetensors" in whole) == (kind == "maac")
 
     other = Project.at(tmp_path / "other")
     other.work_root.mkdir()
@@ -92,7 +97,7 @@ def test_a_run_its_stages_one_by_one_and_the_trainer_write_the_same_bytes(
     write_lock(other.work_root)
     run_stage(other, config, "prepare", None)
     for number in range(1, ITERATIONS + 1):
-        run_stage(other, config, "train" if kind == "magrpo" else "iterate", f"{number:04d}")
+        run_stage(other, config, "iterate" if kind == "marlhf" else "train", f"{number:04d}")
     assert results(other.work_root) == whole
 
     tasks = small_project.work_root / "data" / "tasks" / "train.jsonl"

@@ -129,7 +129,7 @@ def test_states_resume_at_the_same_and_at_another_stage(sharded: tuple[Path, dic
     for kind, limit in (("fp32", 1e-5), ("bf16", 2**-8)):
         prefix = f"{stage}/left_{kind}/"
         expected = {k.removeprefix(prefix): v for k, v in sharded[1].items() if k.startswith(prefix)}
-        for resumed in ("same_stage", "changed_stage"):
+        for resumed in ("same_stage", "changed_stage") if kind == "fp32" else ("changed_stage",):
             assert difference(sharded[1], f"{stage}/{resumed}_{kind}", expected) <= limit
 
 
@@ -147,7 +147,7 @@ def test_states_resume_on_one_process(
         assert max(float((found[k] - v).abs().max()) for k, v in expected.items()) <= limit
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_ranks_that_stop_generating_at_different_lengths_hang_each_other(
     sharded: tuple[Path, dict[str, Tensor]], stage: int
 ) -> None:
@@ -159,7 +159,7 @@ def test_ranks_that_stop_generating_at_different_lengths_hang_each_other(
     assert len(ends) == 16 and len(lengths) > 5
 
 
-@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_offloaded_optimizers_and_weights_train_alike(
     sharded: tuple[Path, dict[str, Tensor]], local: dict[str, Any], stage: int
 ) -> None:

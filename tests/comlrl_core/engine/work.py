@@ -357,13 +357,15 @@ def main() -> None:
             next_ones = {
                 "left": leave_state(sharded_engine(stage), folder / f"stage_{stage}_{kind}", dtype),
                 "resumed": resume(sharded_engine(stage), folder / f"local_{kind}", dtype),
-                "same_stage": resume(sharded_engine(stage), folder / f"stage_{stage}_{kind}", dtype),
                 "changed_stage": resume(sharded_engine((stage - 1) % 4), folder / f"stage_{stage}_{kind}", dtype),
             }
             for what, weights in next_ones.items():
                 out |= {f"{stage}/{what}_{kind}/{key}": value.contiguous() for key, value in weights.items()}
-        out[f"{stage}/sampled"] = torch.tensor(sample(sharded_engine(stage)))
-        if stage > 0:
+        same = resume(sharded_engine(stage), folder / f"stage_{stage}_fp32", torch.float32)
+        out |= {f"{stage}/same_stage_fp32/{key}": value.contiguous() for key, value in same.items()}
+        if stage in (0, 3):  # weights whole or spread
+            out[f"{stage}/sampled"] = torch.tensor(sample(sharded_engine(stage)))
+        if stage in (2, 3):
             offloaded = {"offload_optimizer": "cpu"} | ({"offload_parameters": "cpu"} if stage == 3 else {})
             weights, _ = train_madpo(sharded_engine(stage, **offloaded))
             out |= {f"{stage}/offloaded/{key}": value.contiguous() for key, value in weights.items()}

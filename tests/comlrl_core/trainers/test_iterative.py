@@ -205,9 +205,14 @@ def test_resuming_gives_another_run(make_iterative, tmp_path: Path) -> None:
     unbroken = make_iterative(HARD)
     unbroken.train(checkpoint_dir=tmp_path / "unbroken")
 
+    updates = 0
+
     def stop(metrics: dict, step: int) -> None:
-        if metrics.get("train/iteration") == 3:
-            raise Interrupted
+        nonlocal updates
+        if "train/loss" in metrics and len(list_checkpoints(tmp_path / "broken")) == 2:
+            updates += 1
+            if updates == 2:
+                raise Interrupted
 
     broken = make_iterative({**HARD, "logging_steps": 1}, metrics_callback=stop)
     with pytest.raises(Interrupted):

@@ -234,6 +234,7 @@ def test_evaluating_more_often_changes_no_weight(make, held_out, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_learns_through_the_reward_model(tmp_path: Path) -> None:
     """Three iterations on the length-ratio tasks: the task reward rises by 0.2, the model is right on held-out pairs.
 
