@@ -182,6 +182,7 @@ def test_what_is_measured_otherwise_after_pruning_is_left_out(
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_pruned_project_has_nothing_to_do_and_goes_on(shell: Any, tmp_path: Path) -> None:
     project = shell.project(tmp_path / "project", iterations=3)
     shell.run(project, "comlrl", "run", "--plain")

@@ -386,6 +386,7 @@ def learned(kind: str, seed: int, seconds: float, shuffled: bool = False, **chan
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_tiny_team_learns_over_two_turns() -> None:
     """30 seconds on one thread; 60 seconds end at 0.99 in both turns (three seeds of three)."""
     before, after = learned("MAGRPO", 0, 30.0, num_turns=2, joint_mode="aligned", rollout_buffer_size=20)
